@@ -1,0 +1,44 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test test-unit test-integration lint typecheck coverage clean
+
+$(VENV)/demo.stamp: pyproject.toml requirements/demo.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml requirements/demo.txt requirements/dev.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/demo.stamp ## the whole system in one command; ARGS=--once ends by itself
+	@exec $(BIN)/python manage.py demo $(ARGS)
+
+test: $(VENV)/dev.stamp ## all tests, on the embedded PostgreSQL
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(VENV)/dev.stamp ## the tests that need no PostgreSQL
+	$(BIN)/python -m pytest -m "not integration" $(ARGS)
+
+test-integration: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m integration $(ARGS)
+
+coverage: $(VENV)/dev.stamp ## all tests, and at least 95 % of lines and branches
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+
+typecheck: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment and the embedded databases
+	@test ! -x $(BIN)/python || $(BIN)/python manage.py remove_embedded
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.* htmlcov

@@ -1,0 +1,8 @@
+"""The operators' pages."""
+
+from commandbus.admin.audit import AuditAdmin
+from commandbus.admin.command import CommandAdmin
+from commandbus.admin.domain import DomainAdmin
+from commandbus.admin.node import NodeAdmin
+
+__all__ = ["AuditAdmin", "CommandAdmin", "DomainAdmin", "NodeAdmin"]

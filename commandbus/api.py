@@ -1,0 +1,211 @@
+"""What an application calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from commandbus import conf, transitions
+from commandbus.exceptions import (
+    CommandRefusedError,
+    DuplicateCommandError,
+    InvalidCommandError,
+    UnknownDomainError,
+    UnknownQueueError,
+)
+from commandbus.handlers import registry
+from commandbus.messages import NewCommand, Status, json_object
+from commandbus.models import Audit, Command, Domain
+from commandbus.pgmq.client import PgmqClient
+from commandbus.pgmq.notify import notify_sent
+
+CHUNK = 1000
+LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+
+_known_domains: dict[str, set[str]] = {}
+_known_queues: dict[str, set[str]] = {}
+
+
+def send_command(
+    domain: str,
+    command_type: str,
+    command_id: UUID,
+    data: dict[str, Any],
+    *,
+    reply_to: str | None = None,
+    correlation_id: UUID | None = None,
+    delay: float | timedelta | None = None,
+) -> UUID:
+    """Send a command in the current transaction and answer its id.
+
+    Sending the same id with the same content again succeeds and does nothing; with other content it raises
+    DuplicateCommandError. Neither breaks the transaction. `delay` is in seconds.
+    """
+    command = NewCommand(command_type, command_id, data, reply_to, correlation_id, _seconds(delay))
+    return _send(domain, [command])[0]
+
+
+def send_commands(domain: str, commands: Iterable[NewCommand]) -> list[UUID]:
+    """Send many commands, all or none. Takes any iterable and sends it in chunks, in one transaction."""
+    using = _database(domain)
+    remaining = iter(commands)
+    sent: list[UUID] = []
+    with transaction.atomic(using=using):
+        while chunk := list(islice(remaining, CHUNK)):
+            sent += _send(domain, chunk)
+    return sent
+
+
+async def asend_command(
+    domain: str,
+    command_type: str,
+    command_id: UUID,
+    data: dict[str, Any],
+    *,
+    reply_to: str | None = None,
+    correlation_id: UUID | None = None,
+    delay: float | timedelta | None = None,
+) -> UUID:
+    """As send_command, but it commits by itself: Django has no asynchronous transactions to join."""
+    return await sync_to_async(send_command)(
+        domain, command_type, command_id, data, reply_to=reply_to, correlation_id=correlation_id, delay=delay
+    )
+
+
+def cancel_command(domain: str, command_id: UUID, reason: str | None = None) -> None:
+    """Cancel a command that waits. Raises CommandRefusedError when it runs, has ended or does not exist."""
+    using = _database(domain)
+    [answer] = transitions.PostgresTransitions(using).cancel(domain, [_uuid(command_id, "command_id")], reason)
+    if not answer.done:
+        raise CommandRefusedError(domain, answer.command_id, answer.why or "")
+
+
+def get_command(domain: str, command_id: UUID) -> Command | None:
+    using = _database(domain)
+    return Command.objects.using(using).filter(domain=domain, command_id=_uuid(command_id, "command_id")).first()
+
+
+def list_commands(
+    domain: str,
+    *,
+    status: Status | str | None = None,
+    command_type: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
+) -> list[Command]:
+    """The newest commands first."""
+    commands = Command.objects.using(_database(domain)).filter(domain=domain)
+    if command_type is not None:
+        commands = commands.filter(command_type=command_type)
+    if status is not None:
+        commands = commands.with_status(Status(status))
+    return list(commands.order_by("-id")[offset : offset + limit])
+
+
+def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
+    """Everything that happened to a command, oldest first."""
+    command = get_command(domain, command_id)
+    if command is None:
+        return []
+    # The bound on ts lets PostgreSQL skip the partitions of the months before.
+    events = Audit.objects.using(_database(domain)).filter(
+        domain=domain, command_id=command.command_id, ts__gte=command.created_at
+    )
+    return list(events.order_by("ts", "audit_id"))
+
+
+def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
+    using = _database(domain)
+    checked = [_checked(command, using) for command in commands]
+    limits = [handler.policy.max_attempts if handler else None for handler in _handlers(domain, checked)]
+    outcomes = transitions.PostgresTransitions(using).send(domain, checked, limits)
+    conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
+    if conflicts:
+        raise DuplicateCommandError(domain, conflicts)
+    if "SENT" in outcomes.values():
+        notify_sent(domain, using)
+    return [command.command_id for command in checked]
+
+
+def _handlers(domain: str, commands: list[NewCommand]) -> list[Any]:
+    return [registry.get(domain, command.command_type) for command in commands]
+
+
+def _checked(command: NewCommand, using: str) -> NewCommand:
+    """The command with everything verified that would otherwise fail in the database and break the transaction."""
+    command_id = _uuid(command.command_id, "command_id")
+    what = f"command {command_id}"
+    if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
+        raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")
+    if "\x00" in command.command_type:
+        raise InvalidCommandError(f"{what}: the type {command.command_type!r} holds \\u0000; remove it")
+    size = len(json_object(command.data, f"data of {what}").encode())
+    limit = conf.current().max_payload_bytes
+    if size > limit:
+        raise InvalidCommandError(
+            f"{what}: the data takes {size} bytes, the limit is {limit}; "
+            f"send a reference to it, or raise COMMANDBUS['MAX_PAYLOAD_BYTES']"
+        )
+    return NewCommand(
+        command.command_type,
+        command_id,
+        command.data,
+        _queue(command.reply_to, using),
+        None if command.correlation_id is None else _uuid(command.correlation_id, f"correlation_id of {what}"),
+        _seconds(command.delay),
+    )
+
+
+def _database(domain: str) -> str:
+    """The database of a domain that is known there. A miss asks the database, for other processes register too."""
+    using = conf.current().database_of(domain)
+    if domain not in _known_domains.get(using, ()):
+        _known_domains[using] = set(Domain.objects.using(using).values_list("name", flat=True))
+    known = _known_domains[using]
+    if domain not in known:
+        raise UnknownDomainError(
+            f"domain {domain!r} is not registered; known: {', '.join(sorted(known)) or 'none'}; add it to "
+            f"COMMANDBUS['DOMAINS'] or write a handler for it, then run: manage.py commandbus_setup"
+        )
+    return using
+
+
+def _queue(reply_to: object, using: str) -> str | None:
+    if reply_to is None:
+        return None
+    queue = reply_to.replace(".", "__") if isinstance(reply_to, str) else reply_to
+    if queue not in _known_queues.get(using, ()):
+        _known_queues[using] = set(PgmqClient(using).list_queues())
+    if queue not in _known_queues[using]:
+        raise UnknownQueueError(f"reply queue {reply_to!r} does not exist; a registered domain has '<domain>__replies'")
+    return str(queue)
+
+
+def _uuid(value: object, what: str) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    try:
+        if isinstance(value, str):
+            return UUID(value)
+    except ValueError:
+        pass
+    raise InvalidCommandError(f"{what} must be a UUID, not {value!r:.100}; make one with uuid.uuid4()")
+
+
+def _seconds(delay: object) -> float | None:
+    if delay is None:
+        return None
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not math.isfinite(delay):
+        raise InvalidCommandError(f"delay must be seconds or a timedelta, not {delay!r:.100}")
+    if not 0 <= delay <= LONGEST_DELAY:
+        raise InvalidCommandError(f"delay must be from 0 seconds to 100 years, not {delay!r}")
+    return float(delay)

@@ -1,0 +1,88 @@
+"""Every error of commandbus. What a handler raises to say how a command ended stands in the second half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+
+class CommandBusError(Exception):
+    """The base of all errors that commandbus raises itself."""
+
+
+class ConfigurationError(CommandBusError):
+    """The COMMANDBUS setting, a handler or a name is wrong."""
+
+
+class InvalidCommandError(CommandBusError, ValueError):
+    """A command cannot be sent as it is. Nothing was written."""
+
+
+class UnknownDomainError(CommandBusError):
+    """The domain is not registered. Nothing was written."""
+
+
+class UnknownQueueError(CommandBusError):
+    """The reply queue does not exist. Nothing was written."""
+
+
+class UnsupportedIsolationLevelError(CommandBusError):
+    """The transaction does not run in READ COMMITTED."""
+
+
+class DuplicateCommandError(CommandBusError):
+    """A command id was sent before with another type or other data. Nothing of this call was written."""
+
+    def __init__(self, domain: str, command_ids: list[UUID]) -> None:
+        self.domain = domain
+        self.command_ids = command_ids
+        shown = ", ".join(str(command_id) for command_id in command_ids[:5])
+        more = f" and {len(command_ids) - 5} more" if len(command_ids) > 5 else ""
+        super().__init__(
+            f"domain {domain!r} already has {shown}{more} with another type or other data; "
+            f"send a changed command under a new id"
+        )
+
+
+class CommandRefusedError(CommandBusError):
+    """The command is not in a state that allows this; the message says which state it is in."""
+
+    def __init__(self, domain: str, command_id: UUID, why: str) -> None:
+        self.domain = domain
+        self.command_id = command_id
+        self.why = why
+        super().__init__(f"command {command_id} in domain {domain!r} was left alone: {why}")
+
+
+class LeaseLostError(CommandBusError):
+    """The lease ran out and the command belongs to someone else now. The late worker must stop quietly."""
+
+
+class HandlerError(CommandBusError):
+    """What a handler raises to say how its command ended."""
+
+    def __init__(self, code: str, message: str = "", details: Mapping[str, Any] | None = None) -> None:
+        self.code = code
+        self.message = message
+        self.details = dict(details) if details is not None else None
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" if self.message else self.code
+
+
+class TransientCommandError(HandlerError):
+    """It may work later: try again after the backoff, and when no attempt is left, ask an operator."""
+
+
+class PermanentCommandError(HandlerError):
+    """It will not work as it is: ask an operator at once."""
+
+
+class BusinessRuleError(HandlerError):
+    """The answer is no: the command ends as FAILED and the sender gets a reply with this error."""
+
+
+class CommandCanceled(HandlerError):  # noqa: N818 - it is no error but a way to end
+    """The handler decided not to do it: the command ends as CANCELED."""

@@ -1,0 +1,151 @@
+"""The handlers: how they are declared, found and looked up."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from django.apps import AppConfig
+
+from commandbus import conf
+from commandbus.exceptions import ConfigurationError
+from commandbus.policies import RetryPolicy
+
+logger = logging.getLogger(__name__)
+
+HandlerFunction = Callable[..., Any]
+F = TypeVar("F", bound=HandlerFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    domain: str
+    command_type: str
+    function: HandlerFunction
+    retry_policy: RetryPolicy | None = None
+    transactional: bool = True
+    timeout: float | None = None
+    batch_size: int | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        return self.retry_policy or conf.current().retry_policy
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+class HandlerRegistry:
+    """At most one handler per domain and command type."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[tuple[str, str], Handler] = {}
+
+    def register(self, handler: Handler) -> None:
+        _check(handler)
+        key = (handler.domain, handler.command_type)
+        if key in self._handlers:
+            raise ConfigurationError(
+                f"{handler.domain}/{handler.command_type} has two handlers: "
+                f"{self._handlers[key].name} and {handler.name}; keep one"
+            )
+        self._handlers[key] = handler
+
+    def get(self, domain: str, command_type: str) -> Handler | None:
+        return self._handlers.get((domain, command_type))
+
+    def domains(self) -> set[str]:
+        return {domain for domain, _ in self._handlers}
+
+    def in_domain(self, domain: str) -> list[Handler]:
+        return [handler for (name, _), handler in sorted(self._handlers.items()) if name == domain]
+
+    def copy(self) -> HandlerRegistry:
+        other = HandlerRegistry()
+        other._handlers = dict(self._handlers)
+        return other
+
+    def replace_with(self, other: HandlerRegistry) -> None:
+        self._handlers = dict(other._handlers)
+
+
+registry = HandlerRegistry()
+
+
+def command_handler(
+    domain: str,
+    command_type: str,
+    *,
+    retry_policy: RetryPolicy | None = None,
+    transactional: bool = True,
+    timeout: float | None = None,
+    batch_size: int | None = None,
+) -> Callable[[F], F]:
+    """Declare the function that handles a command type: `handler(command, context)`, sync or async.
+
+    By default it runs in a transaction that also ends the command: its effects in this database happen exactly once.
+    `transactional=False` is for handlers that only do outside I/O; they run at least once.
+    With `batch_size` it gets a list of up to that many commands and one transaction: `handler(commands, context)`.
+    `timeout` is in seconds; a handler that takes longer has failed and is tried again.
+    """
+
+    def register(function: F) -> F:
+        registry.register(Handler(domain, command_type, function, retry_policy, transactional, timeout, batch_size))
+        return function
+
+    return register
+
+
+def _check(handler: Handler) -> None:
+    what = f"handler {handler.name} for {handler.domain}/{handler.command_type}"
+    conf.check_domain_name(handler.domain)
+    if not isinstance(handler.command_type, str) or not 1 <= len(handler.command_type) <= 255:
+        raise ConfigurationError(f"{what}: the command type must have 1 to 255 characters")
+    if handler.timeout is not None and not handler.timeout > 0:
+        raise ConfigurationError(f"{what}: timeout must be more than 0 seconds, not {handler.timeout!r}")
+    if handler.batch_size is not None and not 1 <= handler.batch_size <= 10_000:
+        raise ConfigurationError(f"{what}: batch_size must be from 1 to 10000, not {handler.batch_size!r}")
+    try:
+        inspect.signature(handler.function).bind(object(), object())
+    except TypeError:
+        raise ConfigurationError(f"{what} must take two arguments: command and context") from None
+
+
+def discover(apps: Iterable[AppConfig], module_name: str) -> list[str]:
+    """Import each app's handlers. A module of that name that does not mention commandbus is somebody else's."""
+    found = []
+    for app in apps:
+        name = f"{app.name}.{module_name}"
+        if not _mentions_commandbus(name):
+            continue
+        try:
+            importlib.import_module(name)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the handlers of app {app.label!r} cannot be imported: module {name}: {type(error).__name__}: {error}"
+            ) from error
+        found.append(name)
+    return found
+
+
+def _mentions_commandbus(module: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    if spec.submodule_search_locations:
+        files = [file for place in spec.submodule_search_locations for file in Path(place).rglob("*.py")]
+    else:
+        files = [Path(spec.origin)]
+    return any(b"commandbus" in file.read_bytes() for file in files if file.suffix == ".py")

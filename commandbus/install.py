@@ -1,0 +1,115 @@
+"""What a database needs beyond its tables: the SQL functions, the audit's partitions, the domains.
+
+All of it is idempotent and cheap when there is nothing to do, because `post_migrate` also fires after every test flush.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from importlib import resources
+
+from django.db import OperationalError, connections, transaction
+
+from commandbus import conf
+from commandbus.handlers import registry
+
+logger = logging.getLogger(__name__)
+
+TABLES = "public.command_bus_"
+
+
+def prepare(using: str) -> bool:
+    """Bring the functions, partitions and domains of one database up to date. False if it has not our tables."""
+    schema = _schema_of_tables(using)
+    if schema is None:
+        return False
+    install_functions(using, schema)
+    create_partitions(using)
+    register_domains(using)
+    return True
+
+
+def install_functions(using: str, schema: str) -> bool:
+    """Install `commandbus/sql` unless it is there already. Answers whether it was installed."""
+    sources = _sources()
+    quoted = connections[using].ops.quote_name(schema)
+    script = "\n".join(sources.values())
+    if schema != "public":
+        script = script.replace(TABLES, f"{quoted}.command_bus_").replace("'public.'", f"'{quoted}.'")
+    version = f"commandbus functions {hashlib.sha256(script.encode()).hexdigest()}"
+    if _installed_version(using) == version:
+        return False
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('commandbus.install', 0))")
+        cursor.execute("CREATE SCHEMA IF NOT EXISTS commandbus")
+        cursor.execute("SET LOCAL check_function_bodies = off")  # they call each other, in any order
+        cursor.execute(script, None)
+        cursor.execute("REVOKE ALL ON SCHEMA commandbus FROM PUBLIC")
+        cursor.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA commandbus FROM PUBLIC")
+        cursor.execute(f"COMMENT ON SCHEMA commandbus IS '{version}'")
+    logger.info("functions.installed database=%s", using)
+    return True
+
+
+def create_partitions(using: str) -> None:
+    with connections[using].cursor() as cursor:
+        try:
+            cursor.execute("SELECT commandbus.create_audit_partitions()")
+        except OperationalError as error:
+            # A long transaction holds a lock. The default partition takes the rows meanwhile.
+            logger.warning("partitions.postponed database=%s reason=%s", using, str(error).strip())
+
+
+def register_domains(using: str) -> list[str]:
+    """Register the domains of this database: from the settings and from the handlers that were found."""
+    config = conf.current()
+    names = sorted({*config.domains, *config.databases, *registry.domains()})
+    mine = [name for name in names if config.database_of(name) == using]
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        for name in mine:
+            cursor.execute(
+                "SELECT commandbus.register_domain(%s, %s, %s, %s, %s, %s, %s, %s)",
+                [
+                    name,
+                    config.reply_queue,
+                    config.retry_policy.max_attempts,
+                    config.mark_in_progress,
+                    config.unique_scope == "global",
+                    config.reset_attempts_on_operator_retry,
+                    config.payload_archive,
+                    config.max_payload_bytes,
+                ],
+            )
+            handlers = registry.in_domain(name)
+            if handlers:
+                cursor.execute(
+                    "SELECT commandbus.register_types(%s, %s::text[], %s::int[])",
+                    [name, [h.command_type for h in handlers], [h.policy.max_attempts for h in handlers]],
+                )
+    return mine
+
+
+def _sources() -> dict[str, str]:
+    folder = resources.files("commandbus") / "sql"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
+
+
+def _installed_version(using: str) -> str | None:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT obj_description(to_regnamespace('commandbus'), 'pg_namespace')")
+        row = cursor.fetchone()
+    return row[0] if row else None
+
+
+def _schema_of_tables(using: str) -> str | None:
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('command_bus_command')"
+        )
+        row = cursor.fetchone()
+    return row[0] if row else None

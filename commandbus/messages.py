@@ -1,0 +1,214 @@
+"""What travels: commands, leases and outcomes as plain values, and their JSON. No Django, no database."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from commandbus.exceptions import InvalidCommandError
+
+ERROR_TEXT_LIMIT = 10_000
+
+
+class Status(enum.StrEnum):
+    PENDING = "PENDING"  # waits for its message to become visible; a worker moves it on
+    IN_PROGRESS = "IN_PROGRESS"  # leased; its worker moves it on, or another one when the lease has run out
+    COMPLETED = "COMPLETED"  # done, for ever
+    FAILED = "FAILED"  # a business rule said no, for ever
+    CANCELED = "CANCELED"  # not done, for ever
+    IN_TROUBLESHOOTING_QUEUE = "IN_TROUBLESHOOTING_QUEUE"  # waits for an operator
+
+
+LIVE = (Status.PENDING, Status.IN_PROGRESS)
+TERMINAL = (Status.COMPLETED, Status.FAILED, Status.CANCELED)
+RARE = (Status.FAILED, Status.CANCELED, Status.IN_TROUBLESHOOTING_QUEUE)
+
+
+class AuditEvent(enum.StrEnum):
+    SENT = "SENT"
+    RECEIVED = "RECEIVED"
+    RELEASED = "RELEASED"
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    MOVED_TO_TROUBLESHOOTING_QUEUE = "MOVED_TO_TROUBLESHOOTING_QUEUE"
+    OPERATOR_RETRY = "OPERATOR_RETRY"
+    OPERATOR_CANCEL = "OPERATOR_CANCEL"
+    OPERATOR_COMPLETE = "OPERATOR_COMPLETE"
+
+
+class Reason(enum.StrEnum):
+    """Why a command went to the Troubleshooting Queue."""
+
+    PERMANENT = "PERMANENT"
+    EXHAUSTED = "EXHAUSTED"
+    INVALID_DATA = "INVALID_DATA"
+    NO_HANDLER = "NO_HANDLER"
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommand:
+    """A command to be sent."""
+
+    command_type: str
+    command_id: UUID
+    data: Mapping[str, Any]
+    reply_to: str | None = None
+    correlation_id: UUID | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a handler gets."""
+
+    command_id: UUID
+    command_type: str
+    domain: str
+    correlation_id: UUID
+    reply_to: str
+    created_at: datetime
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to end one delivery of a command: (msg_id, read_ct) is its token."""
+
+    command_id: UUID
+    msg_id: int
+    read_ct: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedCommand:
+    command: Command
+    lease: Lease
+    attempt: int
+    max_attempts: int
+    lease_expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as it is stored: of bounded length and in characters that PostgreSQL can hold."""
+
+    type: str
+    code: str
+    message: str
+    details: Mapping[str, Any] | None = None
+    traceback: str | None = None
+
+    def as_json(self) -> str:
+        details: Any = self.details
+        try:
+            json_text(details)
+        except InvalidCommandError:
+            details = {"repr": storable(repr(details))}
+        body = {
+            "type": storable(self.type, 255),
+            "code": storable(self.code, 255),
+            "message": storable(self.message),
+            "details": details,
+            "traceback": None if self.traceback is None else storable(self.traceback, keep_end=True),
+        }
+        return json.dumps({key: value for key, value in body.items() if value is not None}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A leased command ends: COMPLETED with a result, FAILED or CANCELED with an error."""
+
+    lease: Lease
+    status: Status
+    result: Mapping[str, Any] | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A leased command could not be ended. With a delay it is tried again, if an attempt is left."""
+
+    lease: Lease
+    error: ErrorInfo
+    delay: float | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one command of an action on many."""
+
+    command_id: UUID
+    done: bool
+    why: str | None
+
+
+def storable(text: str, limit: int = ERROR_TEXT_LIMIT, *, keep_end: bool = False) -> str:
+    """`text` without what PostgreSQL cannot hold (NUL, lone surrogates), and cut with a mark if it is too long."""
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+    if len(clean) <= limit:
+        return clean
+    mark = f"… [cut: {len(clean)} characters]"
+    if keep_end:
+        return mark + clean[len(mark) - limit :]
+    return clean[: limit - len(mark)] + mark
+
+
+def json_object(value: object, what: str) -> str:
+    """The JSON text of a mapping, or an InvalidCommandError that names the place and the remedy."""
+    if not isinstance(value, Mapping):
+        raise InvalidCommandError(f"{what} must be a JSON object (a dict), not {type(value).__name__}: {value!r:.100}")
+    return json_text(value, what)
+
+
+def json_text(value: object, what: str = "data") -> str:
+    try:
+        _check(value, what)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+        text.encode()
+    except RecursionError:
+        raise InvalidCommandError(f"{what} is nested too deeply, or contains itself") from None
+    except UnicodeEncodeError:
+        raise InvalidCommandError(f"{what} holds half a surrogate pair, which is not a character") from None
+    except ValueError as error:
+        if isinstance(error, InvalidCommandError):
+            raise
+        raise InvalidCommandError(f"{what} cannot be written as JSON: {error}") from None
+    return text
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+def _check(value: object, path: str) -> None:
+    if value is None or isinstance(value, bool | int):
+        return
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise InvalidCommandError(f"{path} holds the character \\u0000, which PostgreSQL cannot store; remove it")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidCommandError(f"{path} is {value}, which JSON cannot hold; use a number, null or a string")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InvalidCommandError(f"{path} has the key {key!r}; JSON keys are strings, use {str(key)!r}")
+            if "\x00" in key:
+                raise InvalidCommandError(f"{path} has the key {key!r} with \\u0000, which PostgreSQL cannot store")
+            _check(item, f"{path}.{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        for number, item in enumerate(value):
+            _check(item, f"{path}[{number}]")
+    else:
+        raise InvalidCommandError(
+            f"{path} is a {type(value).__name__}, which JSON cannot hold; convert it first, for example with str()"
+        )

@@ -1,0 +1,312 @@
+import uuid
+
+import django.contrib.postgres.indexes
+import django.db.models.functions.datetime
+from django.db import migrations, models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import StateApps
+
+from commandbus.pgmq.install import install_pgmq
+
+
+def provide_pgmq(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
+    install_pgmq(schema_editor.connection)
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.RunPython(provide_pgmq, migrations.RunPython.noop),
+        migrations.RunSQL(migrations.RunSQL.noop, reverse_sql="DROP SCHEMA IF EXISTS commandbus CASCADE"),
+        migrations.CreateModel(
+            name="Node",
+            fields=[
+                ("node_id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
+                ("name", models.TextField()),
+                ("role", models.TextField()),
+                ("domains", models.JSONField(default=list)),
+                ("handled_types", models.JSONField(default=dict, help_text="The command types it handles, by domain")),
+                ("host", models.TextField()),
+                ("pid", models.IntegerField()),
+                ("version", models.TextField()),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("heartbeat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("stopped_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "db_table": "command_bus_node",
+            },
+        ),
+        migrations.CreateModel(
+            name="UnreadableMessage",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("domain", models.TextField()),
+                ("queue_name", models.TextField()),
+                ("msg_id", models.BigIntegerField()),
+                ("reason", models.TextField()),
+                ("seen_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "command_bus_unreadable_message",
+            },
+        ),
+        # Partitioned by month from the first day, with a default partition so that no send ever fails for want of one.
+        # The months themselves are made after migrate, by commandbus.create_audit_partitions.
+        migrations.SeparateDatabaseAndState(
+            database_operations=[
+                migrations.RunSQL(
+                    """
+                    CREATE SEQUENCE command_bus_audit_audit_id_seq;
+                    CREATE TABLE command_bus_audit (
+                        audit_id bigint NOT NULL DEFAULT nextval('command_bus_audit_audit_id_seq'),
+                        domain text NOT NULL,
+                        command_id uuid NULL,
+                        event_type text NOT NULL,
+                        ts timestamptz NOT NULL DEFAULT clock_timestamp(),
+                        details_json jsonb NULL,
+                        PRIMARY KEY (audit_id, ts)
+                    ) PARTITION BY RANGE (ts);
+                    ALTER SEQUENCE command_bus_audit_audit_id_seq OWNED BY command_bus_audit.audit_id;
+                    CREATE INDEX ix_command_bus_audit_cmdid_ts ON command_bus_audit (command_id, ts);
+                    CREATE TABLE command_bus_audit_default PARTITION OF command_bus_audit DEFAULT;
+                    """,
+                    reverse_sql="DROP TABLE command_bus_audit",
+                ),
+            ],
+            state_operations=[
+                migrations.CreateModel(
+                    name="Audit",
+                    fields=[
+                        ("audit_id", models.BigAutoField(primary_key=True, serialize=False)),
+                        ("domain", models.TextField()),
+                        ("command_id", models.UUIDField(null=True)),
+                        ("event_type", models.TextField()),
+                        ("ts", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                        ("details_json", models.JSONField(null=True)),
+                    ],
+                    options={
+                        "verbose_name_plural": "audit",
+                        "db_table": "command_bus_audit",
+                        "indexes": [models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts")],
+                    },
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Command",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("domain", models.TextField()),
+                ("queue_name", models.TextField()),
+                ("msg_id", models.BigIntegerField(null=True)),
+                ("command_id", models.UUIDField()),
+                ("command_type", models.TextField()),
+                (
+                    "status",
+                    models.TextField(
+                        choices=[
+                            ("PENDING", "PENDING"),
+                            ("IN_PROGRESS", "IN_PROGRESS"),
+                            ("COMPLETED", "COMPLETED"),
+                            ("FAILED", "FAILED"),
+                            ("CANCELED", "CANCELED"),
+                            ("IN_TROUBLESHOOTING_QUEUE", "IN_TROUBLESHOOTING_QUEUE"),
+                        ]
+                    ),
+                ),
+                ("attempts", models.IntegerField(db_default=0)),
+                ("max_attempts", models.IntegerField()),
+                ("lease_read_ct", models.IntegerField(null=True)),
+                ("lease_expires_at", models.DateTimeField(null=True)),
+                ("node_id", models.UUIDField(null=True)),
+                ("crash_count", models.SmallIntegerField(db_default=0)),
+                ("last_error_type", models.TextField(null=True)),
+                ("last_error_code", models.TextField(null=True)),
+                ("last_error_msg", models.TextField(null=True)),
+                ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("updated_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("reply_queue", models.TextField()),
+                ("correlation_id", models.UUIDField()),
+                ("content_hash", models.BinaryField(max_length=32)),
+                ("unique_globally", models.BooleanField(db_default=False)),
+                ("reply", models.JSONField(null=True)),
+                (
+                    "rare_status",
+                    models.GeneratedField(
+                        db_persist=True,
+                        expression=models.Case(
+                            models.When(
+                                status__in=["FAILED", "CANCELED", "IN_TROUBLESHOOTING_QUEUE"], then=models.F("status")
+                            ),
+                            default=models.Value(None),
+                        ),
+                        output_field=models.TextField(null=True),
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "command_bus_command",
+                "indexes": [
+                    models.Index(fields=["domain", "command_type", "id"], name="ix_command_bus_command_type"),
+                    models.Index(
+                        condition=models.Q(("rare_status__isnull", False)),
+                        fields=["rare_status", "domain", "command_type"],
+                        name="ix_command_bus_command_rare",
+                    ),
+                    django.contrib.postgres.indexes.BrinIndex(
+                        autosummarize=True, fields=["created_at"], name="ix_command_bus_command_created"
+                    ),
+                    django.contrib.postgres.indexes.BrinIndex(
+                        autosummarize=True, fields=["updated_at"], name="ix_command_bus_command_updated"
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("domain", "command_id"), name="uq_command_bus_command_domain_cmdid"
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("unique_globally", True)),
+                        fields=("command_id",),
+                        name="uq_command_bus_command_cmdid_global",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    "PENDING",
+                                    "IN_PROGRESS",
+                                    "COMPLETED",
+                                    "FAILED",
+                                    "CANCELED",
+                                    "IN_TROUBLESHOOTING_QUEUE",
+                                ],
+                            )
+                        ),
+                        name="ck_command_bus_command_status",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("attempts__gte", 0), ("crash_count__gte", 0), ("max_attempts__gte", 1)),
+                        name="ck_command_bus_command_counts",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("lease_expires_at", None), ("lease_read_ct", None)),
+                            models.Q(
+                                ("lease_expires_at__isnull", False),
+                                ("lease_read_ct__isnull", False),
+                                ("msg_id__isnull", False),
+                                ("status__in", ["PENDING", "IN_PROGRESS"]),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="ck_command_bus_command_lease",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status", "IN_PROGRESS"), _negated=True),
+                            ("lease_read_ct__isnull", False),
+                            _connector="OR",
+                        ),
+                        name="ck_command_bus_command_in_progress",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("reply__isnull", False), ("status__in", ["COMPLETED", "FAILED", "CANCELED"])),
+                            models.Q(
+                                models.Q(("status__in", ["COMPLETED", "FAILED", "CANCELED"]), _negated=True),
+                                ("reply__isnull", True),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="ck_command_bus_command_reply",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="CommandType",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("domain", models.TextField()),
+                ("command_type", models.TextField()),
+                ("max_attempts", models.IntegerField()),
+            ],
+            options={
+                "db_table": "command_bus_command_type",
+                "constraints": [
+                    models.UniqueConstraint(fields=("domain", "command_type"), name="uq_command_bus_command_type"),
+                    models.CheckConstraint(
+                        condition=models.Q(("max_attempts__gte", 1)), name="ck_command_bus_command_type_attempts"
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Domain",
+            fields=[
+                ("name", models.TextField(primary_key=True, serialize=False)),
+                ("metadata", models.JSONField(db_default={})),
+                ("paused", models.BooleanField(db_default=False)),
+                ("reply_queue", models.TextField()),
+                ("max_attempts", models.IntegerField()),
+                ("mark_in_progress", models.BooleanField()),
+                ("unique_globally", models.BooleanField()),
+                ("reset_attempts", models.BooleanField()),
+                ("archive_payloads", models.BooleanField()),
+                ("max_payload_bytes", models.IntegerField()),
+                ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "command_bus_domain",
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("max_attempts__gte", 1), ("max_payload_bytes__gte", 1)),
+                        name="ck_command_bus_domain_limits",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="PayloadArchive",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("domain", models.TextField()),
+                ("command_id", models.UUIDField()),
+                ("payload_json", models.JSONField()),
+                ("archived_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "command_bus_payload_archive",
+                "constraints": [
+                    models.UniqueConstraint(fields=("domain", "command_id"), name="uq_command_bus_payload_archive")
+                ],
+            },
+        ),
+        # Who waits for a notification. It may be lost in a crash: polling finds the commands all the same.
+        migrations.RunSQL(
+            """
+            CREATE UNLOGGED TABLE command_bus_idle_worker (
+                domain text NOT NULL,
+                node_id uuid NOT NULL,
+                idle_since timestamptz NOT NULL,
+                PRIMARY KEY (domain, node_id)
+            )
+            """,
+            reverse_sql="DROP TABLE command_bus_idle_worker",
+        ),
+        # Each command is updated a few times soon after its insert: room on the page keeps these updates HOT, and
+        # vacuum has to follow the growth of the history, not a fifth of it.
+        migrations.RunSQL(
+            """
+            ALTER TABLE command_bus_command SET (
+                fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02
+            )
+            """,
+            reverse_sql=migrations.RunSQL.noop,
+        ),
+    ]

@@ -1,0 +1,15 @@
+from commandbus.models.audit import Audit
+from commandbus.models.command import Command
+from commandbus.models.domain import CommandType, Domain
+from commandbus.models.node import Node
+from commandbus.models.payload import PayloadArchive, UnreadableMessage
+
+__all__ = [
+    "Audit",
+    "Command",
+    "CommandType",
+    "Domain",
+    "Node",
+    "PayloadArchive",
+    "UnreadableMessage",
+]

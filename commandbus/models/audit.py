@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class Audit(models.Model):
+    """Append-only: what happened to a command, partitioned by month of `ts`."""
+
+    audit_id = models.BigAutoField(primary_key=True)
+    domain = models.TextField()
+    command_id = models.UUIDField(null=True)
+    event_type = models.TextField()
+    ts = models.DateTimeField(db_default=Now())
+    details_json = models.JSONField(null=True)
+
+    class Meta:
+        db_table = "command_bus_audit"
+        verbose_name_plural = "audit"
+        indexes: ClassVar = [models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts")]
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.command_id}"

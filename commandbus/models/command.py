@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.postgres.indexes import BrinIndex
+from django.db import models
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Now
+
+from commandbus import messages
+from commandbus.messages import Status
+
+# As plain text: migrations must not depend on our classes.
+LIVE = [status.value for status in messages.LIVE]
+RARE = [status.value for status in messages.RARE]
+TERMINAL = [status.value for status in messages.TERMINAL]
+ALL = [status.value for status in Status]
+
+
+class CommandQuerySet(models.QuerySet["Command"]):
+    def in_domain(self, domain: str) -> CommandQuerySet:
+        return self.filter(domain=domain)
+
+    def with_status(self, status: Status) -> CommandQuerySet:
+        """Rows of one status; the rare ones by their index."""
+        if status in RARE:
+            return self.filter(rare_status=status.value)
+        return self.filter(status=status.value)
+
+    def troubleshooting(self) -> CommandQuerySet:
+        return self.with_status(Status.IN_TROUBLESHOOTING_QUEUE)
+
+    def resolved(self) -> CommandQuerySet:
+        return self.filter(status__in=TERMINAL)
+
+
+class Command(models.Model):
+    """What is known of a command. Only the SQL functions of `commandbus/sql` change it."""
+
+    domain = models.TextField()
+    queue_name = models.TextField()
+    msg_id = models.BigIntegerField(null=True)
+    command_id = models.UUIDField()
+    command_type = models.TextField()
+    status = models.TextField(choices=[(status, status) for status in ALL])
+    attempts = models.IntegerField(db_default=0)
+    max_attempts = models.IntegerField()
+
+    # The lease: (msg_id, lease_read_ct) is its token. Set while a worker holds the command, whatever `status` shows.
+    lease_read_ct = models.IntegerField(null=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    node_id = models.UUIDField(null=True)
+    crash_count = models.SmallIntegerField(db_default=0)
+
+    last_error_type = models.TextField(null=True)
+    last_error_code = models.TextField(null=True)
+    last_error_msg = models.TextField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    reply_queue = models.TextField()
+    correlation_id = models.UUIDField()
+    content_hash = models.BinaryField(max_length=32)
+    unique_globally = models.BooleanField(db_default=False)
+    reply = models.JSONField(null=True)
+
+    # An index that mentions `status` would make every status change write all indexes again (no HOT update). This
+    # column changes only when a command leaves the usual path, so the index on it costs the usual path nothing.
+    rare_status = models.GeneratedField(
+        expression=Case(When(status__in=RARE, then=F("status")), default=Value(None)),
+        output_field=models.TextField(null=True),
+        db_persist=True,
+    )
+
+    objects = CommandQuerySet.as_manager()
+
+    class Meta:
+        db_table = "command_bus_command"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["domain", "command_id"], name="uq_command_bus_command_domain_cmdid"),
+            models.UniqueConstraint(
+                fields=["command_id"], condition=Q(unique_globally=True), name="uq_command_bus_command_cmdid_global"
+            ),
+            models.CheckConstraint(condition=Q(status__in=ALL), name="ck_command_bus_command_status"),
+            models.CheckConstraint(
+                condition=Q(attempts__gte=0, max_attempts__gte=1, crash_count__gte=0),
+                name="ck_command_bus_command_counts",
+            ),
+            models.CheckConstraint(
+                condition=Q(lease_read_ct=None, lease_expires_at=None)
+                | Q(lease_read_ct__isnull=False, lease_expires_at__isnull=False, msg_id__isnull=False, status__in=LIVE),
+                name="ck_command_bus_command_lease",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status=Status.IN_PROGRESS.value) | Q(lease_read_ct__isnull=False),
+                name="ck_command_bus_command_in_progress",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=TERMINAL, reply__isnull=False)
+                | (~Q(status__in=TERMINAL) & Q(reply__isnull=True)),
+                name="ck_command_bus_command_reply",
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["domain", "command_type", "id"], name="ix_command_bus_command_type"),
+            models.Index(
+                fields=["rare_status", "domain", "command_type"],
+                name="ix_command_bus_command_rare",
+                condition=Q(rare_status__isnull=False),
+            ),
+            BrinIndex(fields=["created_at"], name="ix_command_bus_command_created", autosummarize=True),
+            BrinIndex(fields=["updated_at"], name="ix_command_bus_command_updated", autosummarize=True),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.command_type} {self.command_id}"

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class Node(models.Model):
+    """A running process. Its name is stable and chosen; its id is new at every start."""
+
+    node_id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    name = models.TextField()
+    role = models.TextField()
+    domains = models.JSONField(default=list)
+    handled_types = models.JSONField(default=dict, help_text="The command types it handles, by domain")
+    host = models.TextField()
+    pid = models.IntegerField()
+    version = models.TextField()
+    started_at = models.DateTimeField(db_default=Now())
+    heartbeat_at = models.DateTimeField(db_default=Now())
+    stopped_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "command_bus_node"
+
+    def __str__(self) -> str:
+        return self.name

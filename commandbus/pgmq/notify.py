@@ -1,0 +1,109 @@
+"""Wake-ups. A notification carries no data and may be lost: polling always stays on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from uuid import UUID
+
+import psycopg
+from django.db import DatabaseError, connections, transaction
+from psycopg import sql
+
+from commandbus import conf
+
+logger = logging.getLogger(__name__)
+
+NOBODY_IDLE_SECONDS = 0.05
+"""How long a sender may remember that nobody was idle. A worker that becomes idle looks once more after this time."""
+
+_nobody_idle_until: dict[tuple[str, str], float] = {}
+
+
+def channel(domain: str) -> str:
+    return f"commandbus.{domain}"
+
+
+def notify_sent(domain: str, using: str) -> None:
+    """Arrange that an idle worker learns of what this transaction has sent."""
+    mode = conf.current().notify
+    if mode == "in_transaction":
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, '')", [channel(domain)])
+    elif mode == "after_commit":
+        transaction.on_commit(partial(wake, domain, using), using=using, robust=True)
+
+
+def wake(domain: str, using: str) -> bool:
+    """Wake one idle worker, if there is one. Never raises: the command is safe, and polling finds it."""
+    key = (using, domain)
+    if time.monotonic() < _nobody_idle_until.get(key, 0):
+        return False
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT commandbus.wake(%s)", [domain])
+            woken = bool(cursor.fetchone()[0])
+    except DatabaseError as error:
+        logger.warning("wake.failed domain=%s error=%s", domain, error)
+        return False
+    if not woken:
+        _nobody_idle_until[key] = time.monotonic() + NOBODY_IDLE_SECONDS
+    return woken
+
+
+def set_idle(domains: Sequence[str], node_id: UUID, using: str) -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT commandbus.set_idle(%s::text[], %s)", [list(domains), node_id])
+
+
+def clear_idle(node_id: UUID, using: str) -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT commandbus.clear_idle(%s)", [node_id])
+
+
+class Listener(threading.Thread):
+    """Listens on a connection of its own and sets `event` at every notification.
+
+    When the connection breaks it connects again and sets `event`, because notifications may have been missed.
+    """
+
+    PING_SECONDS = 10.0
+
+    def __init__(self, domains: Sequence[str], using: str, event: threading.Event) -> None:
+        super().__init__(name=f"commandbus-listen-{using}", daemon=True)
+        self.domains = list(domains)
+        self.using = conf.current().listen_database_of(using)
+        self.event = event
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        pause = 0.1
+        while not self._ended.is_set():
+            try:
+                with self._connect() as connection:
+                    self.event.set()
+                    pause = 0.1
+                    while not self._ended.is_set():
+                        for _ in connection.notifies(timeout=self.PING_SECONDS, stop_after=1):
+                            self.event.set()
+                        connection.execute("SELECT 1")
+            except (psycopg.Error, OSError) as error:
+                if self._ended.wait(pause):
+                    return
+                logger.warning("listener.lost database=%s error=%s", self.using, str(error).strip())
+                pause = min(pause * 2, 5.0)
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        params = connections[self.using].get_connection_params()
+        for not_for_libpq in ("cursor_factory", "context", "prepare_threshold", "pool", "server_side_binding"):
+            params.pop(not_for_libpq, None)
+        connection = psycopg.connect(**params, autocommit=True)
+        for domain in self.domains:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(domain))))
+        return connection

@@ -1,0 +1,64 @@
+-- Cancels commands that wait: status, audit, message archived, reply CANCELED. Answers per command whether it was done,
+-- and if not, why. One refusal does not stop the others.
+CREATE OR REPLACE FUNCTION commandbus.cancel(domain text, command_ids uuid[], reason text DEFAULT NULL)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    _now timestamptz := clock_timestamp();
+    _ids bigint[];
+    _msg_ids bigint[];
+    _queues text[];
+    _replies jsonb[];
+    _refused jsonb;
+BEGIN
+    PERFORM commandbus.require_read_committed();
+    PERFORM commandbus.require_domain(cancel.domain);
+
+    WITH found AS MATERIALIZED (
+        SELECT c.id, c.command_id, c.status, c.lease_read_ct, c.lease_expires_at
+        FROM public.command_bus_command c
+        WHERE c.domain = cancel.domain AND c.command_id = ANY (cancel.command_ids)
+        ORDER BY c.id
+        FOR UPDATE
+    )
+    SELECT array_agg(f.id) FILTER (WHERE f.status = 'PENDING' AND f.lease_read_ct IS NULL),
+           jsonb_object_agg(
+               f.command_id,
+               CASE WHEN f.lease_read_ct IS NOT NULL
+                    THEN format('a worker has leased it until %s; it can be canceled when it waits again', f.lease_expires_at)
+                    WHEN f.status <> 'PENDING' THEN format('its status is %s', f.status) END
+           )
+    INTO _ids, _refused
+    FROM found f;
+
+    WITH canceled AS (
+        UPDATE public.command_bus_command c
+        SET status = 'CANCELED',
+            reply = commandbus.reply_envelope(
+                c, 'CANCELED', NULL,
+                jsonb_build_object('code', 'CANCELED', 'message', coalesce(cancel.reason, 'canceled before it was started'),
+                                   'type', 'CommandCanceled'),
+                _now),
+            updated_at = _now
+        WHERE c.id = ANY (_ids)
+        RETURNING c.command_id, c.msg_id, c.reply_queue, c.reply
+    ), audited AS (
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+        SELECT cancel.domain, c.command_id, 'CANCELED', _now, jsonb_build_object('reason', cancel.reason)
+        FROM canceled c
+    )
+    SELECT array_agg(c.msg_id), array_agg(c.reply_queue), array_agg(c.reply)
+    INTO _msg_ids, _queues, _replies
+    FROM canceled c;
+    IF _msg_ids IS NOT NULL THEN
+        PERFORM pgmq.archive(cancel.domain || '__commands', _msg_ids);
+        PERFORM commandbus.send_replies(_queues, _replies);
+    END IF;
+
+    RETURN QUERY SELECT a.* FROM commandbus.answer(cancel.domain, cancel.command_ids, _refused) AS a;
+END;
+$function$;

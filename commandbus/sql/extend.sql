@@ -1,0 +1,42 @@
+-- Moves the end of leases to `seconds` from now. Answers the ids whose lease it moved. A command that somebody is
+-- changing at this moment is skipped: it is being finished, or the next call moves it.
+CREATE OR REPLACE FUNCTION commandbus.extend(
+    domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], seconds double precision
+)
+RETURNS SETOF uuid
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+DECLARE
+    _until timestamptz := clock_timestamp() + make_interval(secs => extend.seconds);
+    _ids uuid[];
+    _msg_ids bigint[];
+BEGIN
+    PERFORM commandbus.require_read_committed();
+
+    WITH held AS MATERIALIZED (
+        SELECT c.id
+        FROM unnest(extend.command_ids, extend.msg_ids, extend.read_cts) AS w(command_id, msg_id, read_ct)
+        JOIN public.command_bus_command c
+            ON c.domain = extend.domain AND c.command_id = w.command_id
+           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY c.id
+        FOR UPDATE OF c SKIP LOCKED
+    ), extended AS (
+        UPDATE public.command_bus_command c
+        SET lease_expires_at = _until
+        FROM held h
+        WHERE c.id = h.id
+        RETURNING c.command_id, c.msg_id
+    )
+    SELECT array_agg(e.command_id), array_agg(e.msg_id) INTO _ids, _msg_ids FROM extended e;
+
+    IF _ids IS NOT NULL THEN
+        PERFORM pgmq.set_vt(extend.domain || '__commands', _msg_ids, _until);
+        RETURN QUERY SELECT unnest(_ids);
+    END IF;
+END;
+$function$;

@@ -1,0 +1,79 @@
+-- Ends leased commands as COMPLETED, FAILED or CANCELED: status, audit, message, and one reply each.
+-- Answers the ids it ended. A command whose token is no longer valid is left alone and not in the answer.
+CREATE OR REPLACE FUNCTION commandbus.finish(
+    domain text,
+    command_ids uuid[],
+    msg_ids bigint[],
+    read_cts integer[],
+    statuses text[],
+    results jsonb[] DEFAULT NULL,
+    errors jsonb[] DEFAULT NULL
+)
+RETURNS SETOF uuid
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+DECLARE
+    _queue text := finish.domain || '__commands';
+    _now timestamptz := clock_timestamp();
+    _ids uuid[];
+    _delete bigint[];
+    _archive bigint[];
+    _queues text[];
+    _replies jsonb[];
+BEGIN
+    PERFORM commandbus.require_read_committed();
+
+    WITH held AS MATERIALIZED (
+        SELECT c.id, w.status, w.result, w.error
+        FROM unnest(finish.command_ids, finish.msg_ids, finish.read_cts, finish.statuses, finish.results, finish.errors)
+            AS w(command_id, msg_id, read_ct, status, result, error)
+        JOIN public.command_bus_command c
+            ON c.domain = finish.domain AND c.command_id = w.command_id
+           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY c.id
+        FOR UPDATE OF c
+    ), finished AS (
+        UPDATE public.command_bus_command c
+        SET status = h.status,
+            lease_read_ct = NULL,
+            lease_expires_at = NULL,
+            last_error_type = coalesce(h.error ->> 'type', c.last_error_type),
+            last_error_code = coalesce(h.error ->> 'code', c.last_error_code),
+            last_error_msg = coalesce(h.error ->> 'message', c.last_error_msg),
+            reply = commandbus.reply_envelope(
+                c, CASE h.status WHEN 'COMPLETED' THEN 'SUCCESS' ELSE h.status END, h.result, h.error, _now),
+            updated_at = _now
+        FROM held h
+        WHERE c.id = h.id
+        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, c.reply, h.error
+    ), audited AS (
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+        SELECT finish.domain, f.command_id, f.status, _now,
+               jsonb_build_object('attempt', f.attempts, 'node_id', f.node_id)
+                   || CASE WHEN f.error IS NULL THEN '{}' ELSE jsonb_build_object('error', f.error) END
+        FROM finished f
+    )
+    SELECT array_agg(f.command_id),
+           array_agg(f.msg_id) FILTER (WHERE f.status = 'COMPLETED'),
+           array_agg(f.msg_id) FILTER (WHERE f.status <> 'COMPLETED'),
+           array_agg(f.reply_queue), array_agg(f.reply)
+    INTO _ids, _delete, _archive, _queues, _replies
+    FROM finished f;
+
+    IF _ids IS NULL THEN
+        RETURN;
+    END IF;
+    IF _delete IS NOT NULL THEN
+        PERFORM pgmq.delete(_queue, _delete);
+    END IF;
+    IF _archive IS NOT NULL THEN
+        PERFORM pgmq.archive(_queue, _archive);
+    END IF;
+    PERFORM commandbus.send_replies(_queues, _replies);
+    RETURN QUERY SELECT unnest(_ids);
+END;
+$function$;

@@ -1,0 +1,106 @@
+-- Raised errors carry an SQLSTATE of class CB, so that callers can tell them from PostgreSQL's own:
+-- CB001 unknown domain, CB002 bad input, CB003 isolation level, CB004 unknown queue.
+
+CREATE OR REPLACE FUNCTION commandbus.require_domain(domain text)
+RETURNS public.command_bus_domain
+LANGUAGE plpgsql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    _domain public.command_bus_domain;
+BEGIN
+    SELECT d.* INTO _domain FROM public.command_bus_domain d WHERE d.name = require_domain.domain;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB001',
+            MESSAGE = format(
+                'domain %L is not registered; known: %s',
+                require_domain.domain,
+                coalesce((SELECT string_agg(d.name, ', ' ORDER BY d.name) FROM public.command_bus_domain d), 'none')
+            ),
+            HINT = 'Add it to COMMANDBUS["DOMAINS"] or write a handler for it, then run: manage.py commandbus_setup';
+    END IF;
+    RETURN _domain;
+END;
+$function$;
+
+-- Every transition reads in one statement what an earlier one has waited for. That needs a snapshot per statement.
+CREATE OR REPLACE FUNCTION commandbus.require_read_committed()
+RETURNS void
+LANGUAGE plpgsql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB003',
+            MESSAGE = format(
+                'commandbus needs the isolation level READ COMMITTED; this transaction runs in %s',
+                upper(current_setting('transaction_isolation'))
+            ),
+            HINT = 'Call it in a transaction of its own, or set the isolation level of this database to READ COMMITTED';
+    END IF;
+END;
+$function$;
+
+-- Sends each reply to the queue at the same place of the other array, one PGMQ call per queue.
+CREATE OR REPLACE FUNCTION commandbus.send_replies(queues text[], replies jsonb[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    _queue text;
+BEGIN
+    FOR _queue IN SELECT DISTINCT q FROM unnest(send_replies.queues) AS q LOOP
+        PERFORM pgmq.send_batch(
+            _queue,
+            ARRAY(SELECT r.reply FROM unnest(send_replies.queues, send_replies.replies) AS r(queue, reply) WHERE r.queue = _queue)
+        );
+    END LOOP;
+END;
+$function$;
+
+-- The envelope of a reply, as the application reads it from the reply queue and from the command. It has no SET clause,
+-- so that PostgreSQL can inline it, and names pg_catalog itself instead.
+CREATE OR REPLACE FUNCTION commandbus.reply_envelope(
+    command public.command_bus_command, outcome text, data jsonb, error jsonb, completed_at timestamptz
+)
+RETURNS jsonb
+LANGUAGE sql
+STABLE
+AS $function$
+    SELECT pg_catalog.jsonb_build_object(
+        'command_id', (command).command_id,
+        'correlation_id', (command).correlation_id,
+        'domain', (command).domain,
+        'type', (command).command_type OPERATOR(pg_catalog.||) 'Response',
+        'outcome', outcome,
+        'completed_at', completed_at,
+        'data', coalesce(data, '{}'::pg_catalog.jsonb),
+        'error', CASE WHEN error IS NULL THEN NULL ELSE pg_catalog.jsonb_build_object(
+            'code', error OPERATOR(pg_catalog.->) 'code',
+            'message', error OPERATOR(pg_catalog.->) 'message',
+            'class', error OPERATOR(pg_catalog.->) 'type'
+        ) END
+    )
+$function$;
+
+-- The answer of an action on many commands. `refused` has one key per command that was found, and as its value the
+-- reason why it was left alone, or null.
+CREATE OR REPLACE FUNCTION commandbus.answer(domain text, command_ids uuid[], refused jsonb)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT DISTINCT
+        i.command_id,
+        coalesce(jsonb_typeof(answer.refused -> i.command_id::text) = 'null', false),
+        CASE WHEN coalesce(answer.refused ? i.command_id::text, false)
+             THEN answer.refused ->> i.command_id::text
+             ELSE format('there is no such command in domain %s', answer.domain) END
+    FROM unnest(answer.command_ids) AS i(command_id)
+$function$;

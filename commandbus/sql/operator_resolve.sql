@@ -1,0 +1,88 @@
+-- Resolves commands of the Troubleshooting Queue without running them, and sends the reply that was held back.
+CREATE OR REPLACE FUNCTION commandbus.operator_cancel(
+    domain text, command_ids uuid[], reason text, operator text DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT * FROM commandbus.operator_resolve(
+        operator_cancel.domain, operator_cancel.command_ids, 'CANCELED', 'OPERATOR_CANCEL',
+        operator_cancel.operator, operator_cancel.reason, NULL)
+$function$;
+
+CREATE OR REPLACE FUNCTION commandbus.operator_complete(
+    domain text, command_ids uuid[], result jsonb DEFAULT NULL, operator text DEFAULT NULL, reason text DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT * FROM commandbus.operator_resolve(
+        operator_complete.domain, operator_complete.command_ids, 'COMPLETED', 'OPERATOR_COMPLETE',
+        operator_complete.operator, operator_complete.reason, operator_complete.result)
+$function$;
+
+CREATE OR REPLACE FUNCTION commandbus.operator_resolve(
+    domain text, command_ids uuid[], status text, event_type text, operator text, reason text, result jsonb
+)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    _now timestamptz := clock_timestamp();
+    _ids bigint[];
+    _refused jsonb;
+    _queues text[];
+    _replies jsonb[];
+BEGIN
+    PERFORM commandbus.require_read_committed();
+    PERFORM commandbus.require_domain(operator_resolve.domain);
+
+    WITH found AS MATERIALIZED (
+        SELECT c.id, c.command_id, c.status
+        FROM public.command_bus_command c
+        WHERE c.domain = operator_resolve.domain AND c.command_id = ANY (operator_resolve.command_ids)
+        ORDER BY c.id
+        FOR UPDATE
+    )
+    SELECT array_agg(f.id) FILTER (WHERE f.status = 'IN_TROUBLESHOOTING_QUEUE'),
+           jsonb_object_agg(f.command_id, CASE WHEN f.status <> 'IN_TROUBLESHOOTING_QUEUE'
+                                               THEN format('its status is %s', f.status) END)
+    INTO _ids, _refused
+    FROM found f;
+
+    WITH resolved AS (
+        UPDATE public.command_bus_command c
+        SET status = operator_resolve.status,
+            reply = commandbus.reply_envelope(
+                c,
+                CASE operator_resolve.status WHEN 'COMPLETED' THEN 'SUCCESS' ELSE operator_resolve.status END,
+                operator_resolve.result,
+                CASE WHEN operator_resolve.status <> 'COMPLETED' THEN jsonb_build_object(
+                    'code', 'OPERATOR_CANCEL', 'message', operator_resolve.reason, 'type', 'CommandCanceled') END,
+                _now),
+            updated_at = _now
+        FROM unnest(_ids) AS n(id)
+        WHERE c.id = n.id
+        RETURNING c.command_id, c.reply_queue, c.reply
+    ), audited AS (
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+        SELECT operator_resolve.domain, r.command_id, operator_resolve.event_type, _now,
+               jsonb_build_object('operator', operator_resolve.operator, 'reason', operator_resolve.reason)
+                   || CASE WHEN operator_resolve.result IS NULL THEN '{}'
+                           ELSE jsonb_build_object('result', operator_resolve.result) END
+        FROM resolved r
+    )
+    SELECT array_agg(r.reply_queue), array_agg(r.reply) INTO _queues, _replies FROM resolved r;
+    IF _queues IS NOT NULL THEN
+        PERFORM commandbus.send_replies(_queues, _replies);
+    END IF;
+    RETURN QUERY SELECT a.* FROM commandbus.answer(operator_resolve.domain, operator_resolve.command_ids, _refused) AS a;
+END;
+$function$;

@@ -1,0 +1,75 @@
+-- Makes a domain known, creates its four queues where they are missing, and stores the settings that the SQL
+-- functions need. Safe to repeat; a paused domain stays paused.
+CREATE OR REPLACE FUNCTION commandbus.register_domain(
+    name text,
+    reply_queue text DEFAULT NULL,
+    max_attempts integer DEFAULT 3,
+    mark_in_progress boolean DEFAULT true,
+    unique_globally boolean DEFAULT false,
+    reset_attempts boolean DEFAULT true,
+    archive_payloads boolean DEFAULT false,
+    max_payload_bytes integer DEFAULT 1048576
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    _reply_queue text := coalesce(register_domain.reply_queue, register_domain.name || '__replies');
+    _queue text;
+    _wanted text[] := ARRAY[
+        register_domain.name || '__commands',
+        register_domain.name || '__replies',
+        register_domain.name || '__events',
+        register_domain.name || '__events_dlq',
+        _reply_queue
+    ];
+BEGIN
+    IF register_domain.name !~ '^[a-z][a-z0-9_-]*$' OR length(register_domain.name) > 35 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('domain name %L is not valid', register_domain.name),
+            HINT = 'Use at most 35 characters: a lower-case letter, then lower-case letters, digits, "_" or "-"';
+    END IF;
+    IF _reply_queue !~ '^[a-z][a-z0-9_-]*$' OR length(_reply_queue) > 47
+       OR _reply_queue ~ '__(commands|events|events_dlq)$' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('reply queue %L of domain %L is not valid', _reply_queue, register_domain.name),
+            HINT = 'Use at most 47 characters of a-z, 0-9, "_" or "-", and no name that a domain uses for another queue';
+    END IF;
+
+    -- One at a time: PGMQ's own CREATE TABLE IF NOT EXISTS is not safe against itself.
+    PERFORM pg_advisory_xact_lock(hashtextextended('commandbus.register_domain', 0));
+    FOR _queue IN
+        SELECT DISTINCT w FROM unnest(_wanted) AS w
+        EXCEPT
+        SELECT q.queue_name::text FROM pgmq.list_queues() AS q
+    LOOP
+        PERFORM pgmq.create(_queue);
+    END LOOP;
+
+    INSERT INTO public.command_bus_domain AS d (
+        name, reply_queue, max_attempts, mark_in_progress, unique_globally,
+        reset_attempts, archive_payloads, max_payload_bytes, created_at
+    )
+    VALUES (
+        register_domain.name, _reply_queue, register_domain.max_attempts, register_domain.mark_in_progress,
+        register_domain.unique_globally, register_domain.reset_attempts, register_domain.archive_payloads,
+        register_domain.max_payload_bytes, clock_timestamp()
+    )
+    ON CONFLICT ON CONSTRAINT command_bus_domain_pkey DO UPDATE SET
+        reply_queue = excluded.reply_queue,
+        max_attempts = excluded.max_attempts,
+        mark_in_progress = excluded.mark_in_progress,
+        unique_globally = excluded.unique_globally,
+        reset_attempts = excluded.reset_attempts,
+        archive_payloads = excluded.archive_payloads,
+        max_payload_bytes = excluded.max_payload_bytes
+    WHERE (d.reply_queue, d.max_attempts, d.mark_in_progress, d.unique_globally,
+           d.reset_attempts, d.archive_payloads, d.max_payload_bytes)
+        IS DISTINCT FROM
+          (excluded.reply_queue, excluded.max_attempts, excluded.mark_in_progress, excluded.unique_globally,
+           excluded.reset_attempts, excluded.archive_payloads, excluded.max_payload_bytes);
+END;
+$function$;

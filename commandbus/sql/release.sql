@@ -1,0 +1,47 @@
+-- Gives leased commands back that were not started: visible at once, and the attempt is theirs again.
+CREATE OR REPLACE FUNCTION commandbus.release(domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[])
+RETURNS SETOF uuid
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+DECLARE
+    _now timestamptz := clock_timestamp();
+    _ids uuid[];
+    _msg_ids bigint[];
+BEGIN
+    PERFORM commandbus.require_read_committed();
+
+    WITH held AS MATERIALIZED (
+        SELECT c.id
+        FROM unnest(release.command_ids, release.msg_ids, release.read_cts) AS w(command_id, msg_id, read_ct)
+        JOIN public.command_bus_command c
+            ON c.domain = release.domain AND c.command_id = w.command_id
+           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY c.id
+        FOR UPDATE OF c
+    ), released AS (
+        UPDATE public.command_bus_command c
+        SET status = 'PENDING',
+            attempts = c.attempts - 1,
+            lease_read_ct = NULL,
+            lease_expires_at = NULL,
+            updated_at = _now
+        FROM held h
+        WHERE c.id = h.id
+        RETURNING c.command_id, c.msg_id, c.node_id
+    ), audited AS (
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+        SELECT release.domain, r.command_id, 'RELEASED', _now, jsonb_build_object('node_id', r.node_id)
+        FROM released r
+    )
+    SELECT array_agg(r.command_id), array_agg(r.msg_id) INTO _ids, _msg_ids FROM released r;
+
+    IF _ids IS NOT NULL THEN
+        PERFORM pgmq.set_vt(release.domain || '__commands', _msg_ids, _now);
+        RETURN QUERY SELECT unnest(_ids);
+    END IF;
+END;
+$function$;

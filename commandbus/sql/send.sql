@@ -1,0 +1,205 @@
+-- Sends commands in the caller's transaction. Answers one row per command id:
+--   SENT       it is new
+--   DUPLICATE  it was sent before with the same type and data; nothing was done
+--   CONFLICT   it was sent before with another type or other data; then nothing of the whole call was written
+-- A duplicate never breaks the caller's transaction.
+--
+-- The messages go out before the rows, so that each row is written once, with its message's id. A message whose row
+-- then loses a race against a twin is taken back before anyone could see it.
+CREATE OR REPLACE FUNCTION commandbus.send(
+    domain text,
+    command_ids uuid[],
+    command_types text[],
+    data jsonb[],
+    reply_to text[] DEFAULT NULL,
+    correlation_ids uuid[] DEFAULT NULL,
+    delays double precision[] DEFAULT NULL,
+    max_attempts integer[] DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, outcome text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- Whatever the statistics say of a young table, each statement here reaches its rows by key.
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    _domain public.command_bus_domain;
+    _queue text := send.domain || '__commands';
+    _now timestamptz := clock_timestamp();
+    _bad record;
+    _conflicts uuid[];
+    _ids uuid[];
+    _types text[];
+    _data jsonb[];
+    _hashes bytea[];
+    _reply_queues text[];
+    _correlation_ids uuid[];
+    _delays double precision[];
+    _max_attempts integer[];
+    _first_delay double precision;
+    _delay double precision;
+    _msg_ids bigint[];
+    _inserted uuid[];
+    _lost uuid[];
+BEGIN
+    PERFORM commandbus.require_read_committed();
+    _domain := commandbus.require_domain(send.domain);
+
+    SELECT i.* INTO _bad
+    FROM unnest(send.command_ids, send.command_types, send.data, send.delays, send.max_attempts)
+        WITH ORDINALITY AS i(command_id, command_type, data, delay, max_attempts, ordinal)
+    WHERE i.command_id IS NULL
+       OR coalesce(length(i.command_type) NOT BETWEEN 1 AND 255, true)
+       OR coalesce(jsonb_typeof(i.data) <> 'object', true)
+       OR octet_length(i.data::text) > _domain.max_payload_bytes
+       OR NOT coalesce(i.delay, 0) BETWEEN 0 AND 3155760000
+       OR i.max_attempts < 1
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('command %s (number %s) of type %L cannot be sent', _bad.command_id, _bad.ordinal, _bad.command_type),
+            HINT = format(
+                'Each command needs an id, a type of 1 to 255 characters, a JSON object of at most %s bytes, '
+                'a delay of 0 seconds to 100 years and at least one attempt', _domain.max_payload_bytes);
+    END IF;
+
+    IF send.reply_to IS NOT NULL THEN
+        SELECT r.queue INTO _bad
+        FROM (SELECT DISTINCT r FROM unnest(send.reply_to) AS r WHERE r IS NOT NULL) AS r(queue)
+        WHERE r.queue NOT IN (SELECT q.queue_name FROM pgmq.list_queues() AS q)
+        LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'CB004',
+                MESSAGE = format('reply queue %L does not exist', _bad.queue),
+                HINT = 'Reply to the queue of a registered domain, such as ' || _domain.reply_queue;
+        END IF;
+    END IF;
+
+    -- The new ones come out in id order, so that two senders of the same ids do not deadlock.
+    WITH hashed AS (
+        SELECT i.*, sha256(convert_to(i.command_type || E'\n' || i.data::text, 'UTF8')) AS content_hash
+        FROM unnest(send.command_ids, send.command_types, send.data, send.reply_to, send.correlation_ids,
+                    send.delays, send.max_attempts)
+            WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, max_attempts, ordinal)
+    ), incoming AS (
+        SELECT h.*,
+               first_value(h.content_hash) OVER same_id AS first_hash,
+               row_number() OVER same_id AS occurrence
+        FROM hashed h
+        WINDOW same_id AS (PARTITION BY h.command_id ORDER BY h.ordinal)
+    ), known AS (
+        SELECT i.*, k.content_hash AS known_hash, t.max_attempts AS type_max_attempts
+        FROM incoming i
+        LEFT JOIN public.command_bus_command k ON k.domain = send.domain AND k.command_id = i.command_id
+        LEFT JOIN public.command_bus_command_type t ON t.domain = send.domain AND t.command_type = i.command_type
+        ORDER BY i.command_id, i.ordinal
+    )
+    SELECT array_agg(k.command_id) FILTER (WHERE k.content_hash <> coalesce(k.known_hash, k.first_hash)),
+           array_agg(k.command_id) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(k.command_type) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(k.data) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(k.content_hash) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(coalesce(k.reply_to, _domain.reply_queue)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(coalesce(k.correlation_id, k.command_id)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(coalesce(k.delay, 0)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           array_agg(coalesce(k.max_attempts, k.type_max_attempts, _domain.max_attempts))
+               FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
+           min(coalesce(k.delay, 0)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1)
+    INTO _conflicts, _ids, _types, _data, _hashes, _reply_queues, _correlation_ids, _delays, _max_attempts, _first_delay
+    FROM known k;
+
+    IF _domain.unique_globally THEN
+        _conflicts := _conflicts || ARRAY(
+            SELECT k.command_id
+            FROM unnest(_ids) AS i(command_id)
+            JOIN public.command_bus_command k ON k.command_id = i.command_id AND k.unique_globally
+        );
+    END IF;
+    IF cardinality(_conflicts) > 0 THEN
+        RETURN QUERY SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c;
+        RETURN;
+    END IF;
+
+    IF _ids IS NOT NULL THEN
+        SELECT array_agg(s.msg_id) INTO _msg_ids
+        FROM pgmq.send_batch(
+            _queue,
+            ARRAY(
+                SELECT jsonb_build_object(
+                    'command_id', n.command_id, 'type', n.command_type, 'domain', send.domain,
+                    'correlation_id', n.correlation_id, 'reply_to', n.reply_to, 'created_at', _now, 'data', n.data
+                )
+                FROM unnest(_ids, _types, _correlation_ids, _reply_queues, _data)
+                    AS n(command_id, command_type, correlation_id, reply_to, data)
+            ),
+            _now + make_interval(secs => _first_delay)
+        ) AS s(msg_id);
+        FOR _delay IN SELECT DISTINCT d FROM unnest(_delays) AS d WHERE d <> _first_delay LOOP
+            PERFORM pgmq.set_vt(
+                _queue,
+                ARRAY(SELECT n.msg_id FROM unnest(_msg_ids, _delays) AS n(msg_id, delay) WHERE n.delay = _delay),
+                _now + make_interval(secs => _delay)
+            );
+        END LOOP;
+
+        WITH inserted AS (
+            INSERT INTO public.command_bus_command (
+                domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
+                created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally
+            )
+            SELECT send.domain, _queue, n.msg_id, n.command_id, n.command_type, 'PENDING', n.max_attempts,
+                   _now, _now, n.reply_queue, n.correlation_id, n.content_hash, _domain.unique_globally
+            FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_queues, _correlation_ids, _hashes)
+                AS n(msg_id, command_id, command_type, max_attempts, reply_queue, correlation_id, content_hash)
+            ON CONFLICT DO NOTHING
+            RETURNING command_id
+        )
+        SELECT array_agg(i.command_id) INTO _inserted FROM inserted i;
+
+        IF coalesce(cardinality(_inserted), 0) < cardinality(_ids) THEN
+            -- A twin was sent by a transaction that has committed since. These statements see it.
+            _lost := ARRAY(SELECT unnest(_ids) EXCEPT SELECT unnest(_inserted));
+            RETURN QUERY
+            SELECT n.command_id, 'CONFLICT'
+            FROM unnest(_lost) AS l(command_id)
+            JOIN unnest(_ids, _hashes) AS n(command_id, content_hash) ON n.command_id = l.command_id
+            LEFT JOIN public.command_bus_command k ON k.domain = send.domain AND k.command_id = l.command_id
+            WHERE k.content_hash IS DISTINCT FROM n.content_hash;
+            IF FOUND THEN
+                DELETE FROM public.command_bus_command k
+                WHERE k.domain = send.domain AND k.command_id = ANY (_inserted);
+                PERFORM pgmq.delete(_queue, _msg_ids);
+                RETURN;
+            END IF;
+            PERFORM pgmq.delete(
+                _queue,
+                ARRAY(
+                    SELECT n.msg_id FROM unnest(_lost) AS l(command_id)
+                    JOIN unnest(_ids, _msg_ids) AS n(command_id, msg_id) ON n.command_id = l.command_id
+                )
+            );
+        END IF;
+
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
+        SELECT send.domain, i, 'SENT', _now
+        FROM unnest(_inserted) AS i;
+
+        IF _domain.archive_payloads THEN
+            INSERT INTO public.command_bus_payload_archive (domain, command_id, payload_json, archived_at)
+            SELECT send.domain, n.command_id, n.data, _now
+            FROM unnest(_ids, _data) AS n(command_id, data)
+            ON CONFLICT DO NOTHING;
+        END IF;
+    END IF;
+
+    RETURN QUERY
+    SELECT i, 'SENT' FROM unnest(_inserted) AS i
+    UNION ALL
+    (SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_inserted) AS i);
+END;
+$function$;

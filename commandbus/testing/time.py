@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db.models import F
+
+from commandbus import conf
+from commandbus.models import Command
+from commandbus.pgmq.client import PgmqClient
+
+
+def advance(domain: str, seconds: float) -> None:
+    """Move the clock of a domain: delays, backoffs and leases end that much earlier."""
+    using = conf.current().database_of(domain)
+    by = timedelta(seconds=seconds)
+    PgmqClient(using).shift_visibility(f"{domain}__commands", by)
+    leased = Command.objects.using(using).filter(domain=domain, lease_expires_at__isnull=False)
+    leased.update(lease_expires_at=F("lease_expires_at") - by)
+
+
+def purge() -> None:
+    """Empty all queues of all databases that domains live on."""
+    config = conf.current()
+    for using in {conf.DEFAULT_ALIAS, *config.databases.values()}:
+        client = PgmqClient(using)
+        for queue in client.list_queues():
+            client.purge(queue)

@@ -1,0 +1,255 @@
+"""The Python face of the SQL functions, one method each. Nothing else changes a command.
+
+`Transitions` is the interface, `PostgresTransitions` the real thing, `commandbus.testing.InMemoryBus` its small twin.
+Every method takes many commands, makes one round trip, and runs in the transaction it finds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.db import DatabaseError, connections
+
+from commandbus import conf
+from commandbus.exceptions import (
+    CommandBusError,
+    InvalidCommandError,
+    UnknownDomainError,
+    UnknownQueueError,
+    UnsupportedIsolationLevelError,
+)
+from commandbus.messages import (
+    Answer,
+    Command,
+    Failure,
+    Finish,
+    Lease,
+    NewCommand,
+    ReceivedCommand,
+    Status,
+    json_object,
+)
+
+
+class Transitions(Protocol):
+    def send(self, domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
+        """SENT, DUPLICATE or CONFLICT per id. After a CONFLICT nothing of the call was written."""
+
+    def receive(self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None) -> list[ReceivedCommand]:
+        """Lease up to `qty` ready commands for `vt` seconds."""
+
+    def finish(self, domain: str, finishes: Sequence[Finish]) -> set[UUID]:
+        """End leased commands with a reply each. Ids that are missing in the answer have lost their lease."""
+
+    def fail(self, domain: str, failures: Sequence[Failure]) -> dict[UUID, Status]:
+        """Retry or move to the Troubleshooting Queue; answers the new status."""
+
+    def release(self, domain: str, leases: Sequence[Lease]) -> set[UUID]:
+        """Give back what was not started, with its attempt."""
+
+    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
+        """Let leases end `seconds` from now."""
+
+    def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
+        """Cancel what waits and is not leased."""
+
+    def operator_retry(
+        self, domain: str, command_ids: Sequence[UUID], operator: str | None = None, reason: str | None = None
+    ) -> list[Answer]: ...
+
+    def operator_cancel(
+        self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
+    ) -> list[Answer]: ...
+
+    def operator_complete(
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        result: Mapping[str, Any] | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+    ) -> list[Answer]: ...
+
+
+def of_domain(domain: str) -> PostgresTransitions:
+    return PostgresTransitions(conf.current().database_of(domain))
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTransitions:
+    using: str
+
+    def send(
+        self, domain: str, commands: Sequence[NewCommand], max_attempts: Sequence[int | None] | None = None
+    ) -> dict[UUID, str]:
+        rows = self._call(
+            "SELECT command_id, outcome FROM commandbus.send("
+            "%s, %s::uuid[], %s::text[], %s::jsonb[], %s::text[], %s::uuid[], %s::float8[], %s::int[])",
+            [
+                domain,
+                [command.command_id for command in commands],
+                [command.command_type for command in commands],
+                [json_object(command.data, f"data of command {command.command_id}") for command in commands],
+                _optional([command.reply_to for command in commands]),
+                _optional([command.correlation_id for command in commands]),
+                _optional([command.delay for command in commands]),
+                _optional(max_attempts or []),
+            ],
+        )
+        return dict(rows)
+
+    def receive(self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None) -> list[ReceivedCommand]:
+        rows = self._call(
+            "SELECT command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct,"
+            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s)",
+            [domain, qty, vt, node_id],
+        )
+        return [_received(domain, row) for row in rows]
+
+    def finish(self, domain: str, finishes: Sequence[Finish]) -> set[UUID]:
+        rows = self._call(
+            "SELECT commandbus.finish(%s, %s::uuid[], %s::bigint[], %s::int[], %s::text[], %s::jsonb[], %s::jsonb[])",
+            [
+                domain,
+                *_tokens([finish.lease for finish in finishes]),
+                [finish.status.value for finish in finishes],
+                _optional([None if f.result is None else json_object(f.result, "the result") for f in finishes]),
+                _optional([None if f.error is None else f.error.as_json() for f in finishes]),
+            ],
+        )
+        return {row[0] for row in rows}
+
+    def fail(self, domain: str, failures: Sequence[Failure]) -> dict[UUID, Status]:
+        rows = self._call(
+            "SELECT command_id, status FROM commandbus.fail("
+            "%s, %s::uuid[], %s::bigint[], %s::int[], %s::jsonb[], %s::float8[], %s::text[])",
+            [
+                domain,
+                *_tokens([failure.lease for failure in failures]),
+                [failure.error.as_json() for failure in failures],
+                _optional([failure.delay for failure in failures]),
+                _optional([None if f.reason is None else f.reason.value for f in failures]),
+            ],
+        )
+        return {command_id: Status(status) for command_id, status in rows}
+
+    def release(self, domain: str, leases: Sequence[Lease]) -> set[UUID]:
+        rows = self._call(
+            "SELECT commandbus.release(%s, %s::uuid[], %s::bigint[], %s::int[])", [domain, *_tokens(leases)]
+        )
+        return {row[0] for row in rows}
+
+    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
+        rows = self._call(
+            "SELECT commandbus.extend(%s, %s::uuid[], %s::bigint[], %s::int[], %s)",
+            [domain, *_tokens(leases), seconds],
+        )
+        return {row[0] for row in rows}
+
+    def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
+        return self._answers(
+            "SELECT command_id, done, why FROM commandbus.cancel(%s, %s::uuid[], %s)",
+            [domain, list(command_ids), reason],
+        )
+
+    def operator_retry(
+        self, domain: str, command_ids: Sequence[UUID], operator: str | None = None, reason: str | None = None
+    ) -> list[Answer]:
+        return self._answers(
+            "SELECT command_id, done, why FROM commandbus.operator_retry(%s, %s::uuid[], %s, %s)",
+            [domain, list(command_ids), operator, reason],
+        )
+
+    def operator_cancel(
+        self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
+    ) -> list[Answer]:
+        return self._answers(
+            "SELECT command_id, done, why FROM commandbus.operator_cancel(%s, %s::uuid[], %s, %s)",
+            [domain, list(command_ids), reason, operator],
+        )
+
+    def operator_complete(
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        result: Mapping[str, Any] | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+    ) -> list[Answer]:
+        return self._answers(
+            "SELECT command_id, done, why FROM commandbus.operator_complete(%s, %s::uuid[], %s::jsonb, %s, %s)",
+            [
+                domain,
+                list(command_ids),
+                None if result is None else json_object(result, "the result"),
+                operator,
+                reason,
+            ],
+        )
+
+    def _answers(self, query: str, params: list[Any]) -> list[Answer]:
+        return [Answer(*row) for row in self._call(query, params)]
+
+    def _call(self, query: str, params: list[Any]) -> list[tuple[Any, ...]]:
+        with _own_errors(), connections[self.using].cursor() as cursor:
+            cursor.execute(query, params)
+            return list(cursor.fetchall())
+
+
+_ERRORS: dict[str, type[CommandBusError]] = {
+    "CB001": UnknownDomainError,
+    "CB002": InvalidCommandError,
+    "CB003": UnsupportedIsolationLevelError,
+    "CB004": UnknownQueueError,
+}
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Errors that the SQL functions raise themselves come out as ours, with their hint."""
+    try:
+        yield
+    except DatabaseError as error:
+        cause = error.__cause__
+        own = _ERRORS.get(getattr(cause, "sqlstate", None) or "")
+        if own is None:
+            raise
+        diagnostics = cause.diag  # type: ignore[union-attr]
+        raise own(f"{diagnostics.message_primary}. {diagnostics.message_hint}") from error
+
+
+def _tokens(leases: Sequence[Lease]) -> list[list[Any]]:
+    return [
+        [lease.command_id for lease in leases],
+        [lease.msg_id for lease in leases],
+        [lease.read_ct for lease in leases],
+    ]
+
+
+def _optional(values: Sequence[Any]) -> list[Any] | None:
+    """An array parameter that is NULL as a whole where it says nothing."""
+    return list(values) if any(value is not None for value in values) else None
+
+
+def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
+    command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, attempt, limit, until = row
+    return ReceivedCommand(
+        Command(
+            command_id=command_id,
+            command_type=command_type,
+            domain=domain,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            created_at=created_at,
+            data=json.loads(data or "null"),
+        ),
+        Lease(command_id, msg_id, read_ct),
+        attempt,
+        limit,
+        until,
+    )

@@ -1,0 +1,21 @@
+"""Log lines that people read and machines split: an event's name, then key=value."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger("commandbus.worker")
+
+
+def log(level: int, event: str, **fields: Any) -> None:
+    if logger.isEnabledFor(level):
+        line = " ".join([event, *(f"{name}={_value(value)}" for name, value in fields.items())])
+        logger.log(level, "%s", line, extra={"event": event, "fields": fields})
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    text = str(value)
+    return repr(text) if not text or any(character in text for character in ' "\n=') else text

@@ -1,0 +1,60 @@
+"""The project that the tests run in. Starts nothing: the server is started by tests/conftest.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from commandbus.embedded import SUPERUSER, EmbeddedPostgres, home_for
+
+TEST_SERVER = EmbeddedPostgres(
+    home_for(Path(__file__).parent),
+    version=int(os.environ.get("COMMANDBUS_TEST_POSTGRES", "18")),
+    settings={"fsync": "off"},
+)
+
+SECRET_KEY = "tests"
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "rangefilter",
+    "commandbus",
+    "tests.shop",
+    "example_project.payments",
+    "example_project.reports",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+ROOT_URLCONF = "example_project.urls"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "postgres",
+        "USER": SUPERUSER,
+        "HOST": str(TEST_SERVER.data),
+        "TEST": {"NAME": "test_commandbus"},
+    },
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+TIME_ZONE = "UTC"
+USE_TZ = True
+STATIC_URL = "static/"
