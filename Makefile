@@ -28,7 +28,10 @@ test-integration: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m integration $(ARGS)
 
 coverage: $(VENV)/dev.stamp ## all tests, and at least 95 % of lines and branches
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

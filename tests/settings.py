@@ -48,7 +48,7 @@ TEMPLATES = [
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": "postgres",
+        "NAME": os.environ.get("COMMANDBUS_TEST_DATABASE", "postgres"),
         "USER": SUPERUSER,
         "HOST": str(TEST_SERVER.data),
         "TEST": {"NAME": "test_commandbus"},
@@ -57,4 +57,5 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "UTC"
 USE_TZ = True
+COMMANDBUS = {"DOMAINS": ["orders", "other"]}
 STATIC_URL = "static/"

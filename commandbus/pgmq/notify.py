@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import selectors
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -78,6 +80,7 @@ class Listener(threading.Thread):
         self.using = conf.current().listen_database_of(using)
         self.event = event
         self._ended = threading.Event()
+        self._stop_signal, self._stop_sender = socket.socketpair()
 
     def run(self) -> None:
         pause = 0.1
@@ -87,17 +90,25 @@ class Listener(threading.Thread):
                     self.event.set()
                     pause = 0.1
                     while not self._ended.is_set():
-                        for _ in connection.notifies(timeout=self.PING_SECONDS, stop_after=1):
-                            self.event.set()
-                        connection.execute("SELECT 1")
+                        self._listen_once(connection)
             except (psycopg.Error, OSError) as error:
-                if self._ended.wait(pause):
-                    return
                 logger.warning("listener.lost database=%s error=%s", self.using, str(error).strip())
+                self._ended.wait(pause)
                 pause = min(pause * 2, 5.0)
+        self._stop_signal.close()
 
     def stop(self) -> None:
         self._ended.set()
+        self._stop_sender.close()  # the other end becomes readable
+
+    def _listen_once(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._stop_signal, selectors.EVENT_READ)
+            if not selector.select(self.PING_SECONDS):
+                connection.execute("SELECT 1")  # a silent connection may be a dead one
+        for _ in connection.notifies(timeout=0):
+            self.event.set()
 
     def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
         params = connections[self.using].get_connection_params()

@@ -13,9 +13,10 @@ MOST = 500
 
 
 class Backlog:
-    def __init__(self, executors: int, vt: float) -> None:
+    def __init__(self, executors: int, vt: float, largest_batch: int = 1) -> None:
         self.executors = executors
         self.vt = vt
+        self.largest_batch = largest_batch
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._waiting: deque[Work] = deque()
@@ -73,8 +74,9 @@ class Backlog:
             return 2 * self._held <= self._limit()
 
     def _limit(self) -> int:
-        # A quarter of the lease for waiting leaves the rest for running, also when the estimate was too low.
+        at_once = max(self.executors, self.largest_batch)
         if self._seconds_per_command is None:
-            return self.executors
+            return at_once
+        # A quarter of the lease for waiting leaves the rest for running, also when the estimate was too low.
         startable = self.executors * self.vt / 4 / max(self._seconds_per_command, 1e-6)
-        return max(self.executors, min(MOST, int(startable)))
+        return max(self.executors, min(max(MOST, 2 * at_once), int(startable)))

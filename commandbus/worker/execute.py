@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from commandbus import conf
-from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError
-from commandbus.handlers import Handler
+from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError, TransientCommandError
+from commandbus.handlers import Handler, HandlerFunction
 from commandbus.messages import ErrorInfo, Failure, Finish, Lease, Reason, ReceivedCommand, Status, json_object
 from commandbus.policies import Classifier, Decision, End, Retry, RetryPolicy, Troubleshoot
 from commandbus.transitions import Transitions
@@ -49,6 +52,8 @@ class Executor:
     using: str | None
     """The database of the handlers' transactions; None where there is none, as in memory."""
     node: str = "test"
+    extend: Callable[[str, list[Lease], float], set[UUID]] | None = None
+    """How a handler's lease is extended: outside its transaction, which would hide it from all others."""
 
     def execute(self, work: Work) -> list[Outcome]:
         """Run the handler. Raises nothing that a handler can cause."""
@@ -61,17 +66,19 @@ class Executor:
         outcomes: list[Outcome]
         try:
             if work.handler.transactional and self.using is not None:
-                outcomes = self._run_in_transaction(work, work.handler)
+                with _watched_connection(self.using, opens=True):
+                    outcomes = self._run_in_transaction(work, work.handler)
             else:
-                outcomes = list(self._run(work, work.handler))
+                with _watched_connection(self.using, opens=False):
+                    outcomes = list(self._run(work, work.handler))
         except LeaseLostError:
             _log(logging.WARNING, "lease.lost", work)
             # The effects were rolled back. Whoever of the group still has its lease starts again elsewhere.
             return [Release(received.lease) for received in work.received]
+        except ConnectionLostError:
+            _log(logging.WARNING, "connection.lost", work)
+            return [Release(received.lease) for received in work.received]
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            if self._connection_lost(error, work.handler):
-                _log(logging.WARNING, "connection.lost", work)
-                return [Release(received.lease) for received in work.received]
             return [self._after(error, work, work.handler, received) for received in work.received]
         _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
         return outcomes
@@ -91,13 +98,10 @@ class Executor:
 
     def _run(self, work: Work, handler: Handler) -> list[Finish]:
         context = self._context(work)
-        function = handler.function
-        if inspect.iscoroutinefunction(function):
-            function = async_to_sync(function)
         if handler.batch_size is None:
             [received] = work.received
-            return [_finish(received, function(received.command, context))]
-        results = function([received.command for received in work.received], context)
+            return [_finish(received, _call(handler, received.command, context))]
+        results = _call(handler, [received.command for received in work.received], context)
         if results is None:
             results = [None] * len(work.received)
         if not isinstance(results, Sequence) or len(results) != len(work.received):
@@ -111,7 +115,8 @@ class Executor:
         leases = [received.lease for received in work.received]
 
         def extend(seconds: float) -> bool:
-            return len(self.transitions.extend(work.domain, leases, seconds)) == len(leases)
+            extend_all = self.extend or self.transitions.extend
+            return len(extend_all(work.domain, leases, seconds)) == len(leases)
 
         return Context(
             attempt=max(received.attempt for received in work.received),
@@ -142,18 +147,35 @@ class Executor:
             case End(status):
                 return Finish(received.lease, status, error=info)
 
-    def _connection_lost(self, error: Exception, handler: Handler) -> bool:
-        """Whether it was not the handler that failed but the connection to the database that it runs in."""
-        if self.using is None or not isinstance(error, DatabaseError | InterfaceError):
-            return False
-        connection = connections[self.using]
-        if connection.connection is None:
-            # Django has closed it already, or the handler never had one: then the error came from elsewhere.
-            return handler.transactional
-        if connection.is_usable():
-            return False
-        connection.close()
-        return True
+
+class ConnectionLostError(Exception):
+    """It was not the handler that failed but the connection to the database that it runs in."""
+
+
+@contextmanager
+def _watched_connection(using: str | None, *, opens: bool) -> Iterator[None]:
+    """Tell a lost connection from an error of the handler. With `opens`, one that cannot be opened is lost too.
+
+    Django replaces a broken connection silently while it leaves an atomic block, so we look at the one from before.
+    """
+    if using is None:
+        yield
+        return
+    wrapper = connections[using]
+    try:
+        if opens:
+            wrapper.ensure_connection()
+    except (DatabaseError, InterfaceError) as error:
+        raise ConnectionLostError from error
+    before = wrapper.connection
+    try:
+        yield
+    except (DatabaseError, InterfaceError) as error:
+        if before is None or not before.closed:
+            raise
+        if wrapper.connection is before:
+            wrapper.close()
+        raise ConnectionLostError from error
 
 
 def apply(transitions: Transitions, domain: str, outcomes: Sequence[Outcome]) -> None:
@@ -182,6 +204,32 @@ def error_info(error: BaseException) -> ErrorInfo:
         details=getattr(error, "details", None) if isinstance(getattr(error, "details", None), Mapping) else None,
         traceback="".join(traceback.format_exception(error)),
     )
+
+
+def _call(handler: Handler, *arguments: object) -> Any:
+    """Call the handler and hold it to its timeout. A coroutine is interrupted; a function is judged when it returns."""
+    function, timeout = handler.function, handler.timeout
+    started = time.monotonic()
+    try:
+        if inspect.iscoroutinefunction(function):
+            return async_to_sync(_within)(timeout, function, *arguments)
+        result = function(*arguments)
+    except TimeoutError as error:
+        if timeout is None or time.monotonic() - started < timeout:
+            raise  # the handler's own
+        raise _timed_out(handler) from error
+    if timeout is not None and time.monotonic() - started > timeout:
+        raise _timed_out(handler)
+    return result
+
+
+async def _within(timeout: float | None, function: HandlerFunction, *arguments: object) -> Any:
+    async with asyncio.timeout(timeout):
+        return await function(*arguments)
+
+
+def _timed_out(handler: Handler) -> TransientCommandError:
+    return TransientCommandError("TIMEOUT", f"the handler {handler.name} took longer than {handler.timeout} seconds")
 
 
 def _decide(error: Exception, attempt: int, policy: RetryPolicy) -> Decision:

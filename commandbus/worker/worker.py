@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -17,7 +18,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from commandbus import conf, install, nodes
 from commandbus.exceptions import ConfigurationError
 from commandbus.handlers import HandlerRegistry, registry
-from commandbus.messages import ReceivedCommand
+from commandbus.messages import Lease, ReceivedCommand
 from commandbus.models import Domain
 from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, Listener, clear_idle, set_idle
 from commandbus.transitions import PostgresTransitions
@@ -26,7 +27,7 @@ from commandbus.worker.execute import Executor, Release, Work
 from commandbus.worker.finish import Finisher
 from commandbus.worker.log import log
 
-CONNECTIONS_BESIDE_EXECUTORS = 3  # fetcher, finisher, heartbeat; the listener's is not from Django's pool
+CONNECTIONS_BESIDE_EXECUTORS = 4  # fetcher, finisher, extender, heartbeat; the listener's is not from Django's pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,10 @@ class Worker:
         self.node_ids: dict[str, UUID] = {}
         self._stopping = threading.Event()
         self._changed = threading.Event()
-        self._backlog = Backlog(options.concurrency, options.vt)
+        batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
+        self._backlog = Backlog(options.concurrency, options.vt, max(batches, default=1))
         self._finishers = {using: Finisher(using) for using in self.aliases}
+        self._extender = ThreadPoolExecutor(1, thread_name_prefix="commandbus-extend")
         self._fetched = 0
         self._next_domain = 0
 
@@ -180,7 +183,7 @@ class Worker:
 
     def _execute_loop(self) -> None:
         executors = {
-            domain: Executor(PostgresTransitions(using), using, self.options.name)
+            domain: Executor(PostgresTransitions(using), using, self.options.name, self._extend)
             for domain, using in self.databases.items()
         }
         try:
@@ -196,6 +199,10 @@ class Worker:
                     self._changed.set()
         finally:
             connections.close_all()
+
+    def _extend(self, domain: str, leases: list[Lease], seconds: float) -> set[UUID]:
+        transitions = PostgresTransitions(self.databases[domain])
+        return self._extender.submit(transitions.extend, domain, leases, seconds).result()
 
     def _heartbeat_loop(self) -> None:
         try:
@@ -254,8 +261,10 @@ class Worker:
         for thread in others:
             if isinstance(thread, Listener):
                 thread.stop()
-        for thread in executors:
+        for thread in [*executors, *others]:
             thread.join()
+        self._extender.submit(connections.close_all)
+        self._extender.shutdown()
         for finisher in self._finishers.values():
             finisher.stop()
             finisher.join()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+from hypothesis import settings
+
+from commandbus.testing.time import purge
+from tests.helpers import wait_until
+from tests.settings import TEST_SERVER
+
+settings.register_profile("here", deadline=None)  # the machine may be busy; no test asserts a time
+settings.load_profile("here")
+
+NEEDS_POSTGRES = {"db", "transactional_db", "postgres", "commandbus_queues", "live_server"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("django_db") or NEEDS_POSTGRES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[None]:
+    """The embedded server of the tests. Tests without a database never start it."""
+    TEST_SERVER.start()
+    yield
+    TEST_SERVER.release()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgres: None) -> None:
+    """pytest-django calls this before it makes the test database."""
+
+
+def other_sessions() -> list[str]:
+    """What somebody else still does in the test database: a worker's connection that nobody has closed."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
+        )
+        return [query for (query,) in cursor.fetchall()]
+
+
+@pytest.fixture(autouse=True)
+def _clean_queues(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Django's flush does not know PGMQ's queues, nor the flags of idle workers."""
+    committing = "transactional_db" in request.fixturenames or any(
+        marker.kwargs.get("transaction") for marker in request.node.iter_markers("django_db")
+    )
+    if not committing:
+        yield
+        return
+    request.getfixturevalue("transactional_db")
+    yield
+    wait_until(lambda: not other_sessions(), f"the end of all other sessions {other_sessions()}")
+    purge()
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE command_bus_idle_worker")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.db import connection, connections
+
+from commandbus import get_command, send_command
+from commandbus.handlers import HandlerRegistry, registry
+from commandbus.models import Command
+from commandbus.pgmq import PgmqClient
+from commandbus.worker import Worker, WorkerOptions
+
+PATIENCE = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: str = "the condition") -> None:
+    """Wait for something that will happen. The limit is for a broken build only: no test depends on the time."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE} seconds"
+        time.sleep(0.02)
+
+
+def send(command_type: str = "PlaceOrder", **data: Any) -> UUID:
+    return send_command("orders", command_type, uuid4(), data)
+
+
+def status(command_id: UUID) -> str:
+    command = get_command("orders", command_id)
+    assert command is not None
+    return command.status
+
+
+def reload(command_id: UUID) -> Command:
+    command = get_command("orders", command_id)
+    assert command is not None
+    return command
+
+
+def result(command_id: UUID) -> Any:
+    reply = reload(command_id).reply
+    assert reply is not None
+    return reply["data"]
+
+
+def replies() -> list[dict[str, Any]]:
+    return [message.message for message in PgmqClient().read("orders__replies", vt=0, qty=1000)]
+
+
+@contextmanager
+def running_worker(handlers: HandlerRegistry = registry, **options: Any) -> Iterator[Worker]:
+    """A worker in this process; its threads are gone afterwards."""
+    defaults: dict[str, Any] = {"domains": ("orders",), "concurrency": 2, "poll_interval": 0.05, "name": "tester"}
+    worker = Worker(WorkerOptions(**{**defaults, **options}), handlers)
+
+    def run() -> None:
+        try:
+            worker.run()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def worker_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`manage.py commandbus_worker …` as a process of its own on the test database."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "commandbus_worker", *arguments],
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "COMMANDBUS_TEST_DATABASE": connection.settings_dict["NAME"],
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.test import override_settings
+
+from commandbus import send_command
+from commandbus.models import Command
+from commandbus.pgmq import notify
+from commandbus.pgmq.notify import Listener, clear_idle, set_idle, wake
+from tests.helpers import running_worker, send, status, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "_nobody_idle_until", {})
+
+
+@pytest.fixture
+def heard() -> Iterator[threading.Event]:
+    event = threading.Event()
+    listener = Listener(["orders"], "default", event)
+    listener.start()
+    wait_until(event.is_set)  # it says so when it listens
+    event.clear()
+    yield event
+    listener.stop()
+    listener.join(10)
+    assert not listener.is_alive()
+
+
+def idle_workers() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM command_bus_idle_worker")
+        return int(cursor.fetchone()[0])
+
+
+def test_a_send_wakes_an_idle_worker_after_the_commit(heard: threading.Event) -> None:
+    set_idle(["orders"], uuid4(), "default")
+    with transaction.atomic():
+        send()
+        assert idle_workers() == 1
+    wait_until(heard.is_set)
+    assert idle_workers() == 0
+
+
+def test_nobody_is_notified_when_nobody_is_idle(heard: threading.Event) -> None:
+    send()
+    assert not wake("orders", "default")
+    set_idle(["orders", "other"], uuid4(), "default")
+    assert not wake("orders", "default")  # it remembers for a moment that nobody was
+    assert not heard.is_set()
+
+
+def test_each_wake_takes_one_flag() -> None:
+    first, second = uuid4(), uuid4()
+    for node in (first, second, second):
+        set_idle(["orders"], node, "default")
+    assert idle_workers() == 2
+    assert wake("orders", "default")
+    assert idle_workers() == 1
+    clear_idle(second, "default")
+    assert idle_workers() == 0
+
+
+def test_the_notification_can_be_part_of_the_transaction(heard: threading.Event) -> None:
+    with override_settings(COMMANDBUS={"NOTIFY": "in_transaction"}):
+        send()
+    wait_until(heard.is_set)
+
+
+def test_it_can_be_switched_off(heard: threading.Event) -> None:
+    set_idle(["orders"], uuid4(), "default")
+    with override_settings(COMMANDBUS={"NOTIFY": "off"}):
+        send()
+    assert idle_workers() == 1
+
+
+def test_a_duplicate_wakes_nobody() -> None:
+    command_id = uuid4()
+    send_command("orders", "SendMail", command_id, {})
+    set_idle(["orders"], uuid4(), "default")
+    send_command("orders", "SendMail", command_id, {})
+    assert idle_workers() == 1
+
+
+def test_a_failing_wake_up_does_not_harm_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE command_bus_idle_worker RENAME TO away")
+    try:
+        command_id = send()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE away RENAME TO command_bus_idle_worker")
+    assert status(command_id) == "PENDING"
+    with pytest.raises(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM away")
+
+
+def test_a_listener_whose_connection_dies_listens_again_and_says_that_it_may_have_missed_something(
+    heard: threading.Event,
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+        )
+        assert cursor.fetchall() == [(True,)]
+    wait_until(heard.is_set)
+    heard.clear()
+    set_idle(["orders"], uuid4(), "default")
+    send()
+    wait_until(heard.is_set)
+
+
+def test_a_silent_listener_looks_whether_its_connection_lives(
+    heard: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Listener, "PING_SECONDS", 0.01)
+    set_idle(["orders"], uuid4(), "default")
+    send()  # ends the long wait
+    wait_until(heard.is_set)
+    wait_until(lambda: listener_query() == "SELECT 1")
+
+
+def listener_query() -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+            " AND pid <> pg_backend_pid()"
+        )
+        rows = cursor.fetchall()
+    return str(rows[0][0]) if rows else ""
+
+
+def test_an_idle_worker_is_woken_long_before_its_poll() -> None:
+    with running_worker(poll_interval=3600):
+        wait_until(lambda: idle_workers() == 1)
+        time.sleep(0.2)  # it looks once more after it has announced that it is idle
+        command_id = send()
+        wait_until(lambda: status(command_id) == "COMPLETED")
+        again = send()
+        wait_until(lambda: status(again) == "COMPLETED")
+
+
+def test_a_worker_that_only_polls_finds_everything_too() -> None:
+    with running_worker(use_notify=False, poll_interval=0.05):
+        command_id = send()
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert Command.objects.count() == 1

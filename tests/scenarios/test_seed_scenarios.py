@@ -1,0 +1,55 @@
+"""Producer, worker process and reply consumer (seed §12.3, scenarios 1–4 and 7), with both kinds of handlers."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+
+from commandbus import audit_trail, send_command
+from tests.helpers import reload, replies, send, status, wait_until, worker_process
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("kind", ["PlaceOrder", "SendMail"])
+def test_the_scenarios_of_the_seed(kind: str) -> None:
+    happy = send(kind)
+    recovers = send(kind, fail_attempts=2)
+    permanent = send(kind, permanent=True)
+    exhausted = send(kind, fail_attempts=99)
+    twice = uuid4()
+    for _ in range(3):
+        send_command("orders", kind, twice, {"n": 1})
+
+    with worker_process("orders", "--concurrency", "4", "--poll-interval", "0.1") as worker:
+        ended = {happy: "COMPLETED", recovers: "COMPLETED", twice: "COMPLETED"}
+        troubled = {permanent: "IN_TROUBLESHOOTING_QUEUE", exhausted: "IN_TROUBLESHOOTING_QUEUE"}
+        for command_id, expected in {**ended, **troubled}.items():
+            wait_until(lambda c=command_id, e=expected: status(c) == e, f"{expected} of {command_id}")  # type: ignore[misc]
+        worker.terminate()
+        output, _ = worker.communicate(timeout=30)
+    assert worker.returncode == 0, output
+
+    def events(command_id: UUID) -> list[str]:
+        return [row.event_type for row in audit_trail("orders", command_id)]
+
+    assert events(happy) == ["SENT", "RECEIVED", "COMPLETED"]
+    assert events(recovers) == ["SENT", *["RECEIVED", "RETRY_SCHEDULED"] * 2, "RECEIVED", "COMPLETED"]
+    assert events(permanent) == ["SENT", "RECEIVED", "MOVED_TO_TROUBLESHOOTING_QUEUE"]
+    assert events(exhausted) == [
+        "SENT",
+        *["RECEIVED", "RETRY_SCHEDULED"] * 2,
+        *["RECEIVED", "MOVED_TO_TROUBLESHOOTING_QUEUE"],
+    ]
+    assert events(twice) == ["SENT", "RECEIVED", "COMPLETED"]
+    assert reload(permanent).last_error_code == "NEVER"
+    assert reload(exhausted).attempts == 3
+
+    outcomes = {UUID(reply["command_id"]): reply["outcome"] for reply in replies()}
+    assert outcomes == dict.fromkeys(ended, "SUCCESS")
+    assert len(replies()) == 3
+    if kind == "PlaceOrder":
+        assert set(Order.objects.values_list("number", flat=True)) == {str(command_id) for command_id in ended}
+        assert Order.objects.count() == 3

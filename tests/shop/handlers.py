@@ -1,0 +1,71 @@
+"""Handlers that do as their command tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from commandbus import (
+    BusinessRuleError,
+    Command,
+    Context,
+    PermanentCommandError,
+    RetryPolicy,
+    TransientCommandError,
+    command_handler,
+)
+from tests.shop.models import Order
+
+QUICKLY = RetryPolicy(max_attempts=3, backoff=(0.1, 0.2))
+
+
+@command_handler("orders", "PlaceOrder", retry_policy=QUICKLY)
+def place_order(command: Command, context: Context) -> dict[str, Any]:
+    Order.objects.create(number=str(command.command_id))
+    obey(command.data, context)
+    return {"attempt": context.attempt}
+
+
+@command_handler("orders", "SendMail", retry_policy=QUICKLY, transactional=False)
+def send_mail(command: Command, context: Context) -> None:
+    obey(command.data, context)
+
+
+@command_handler("orders", "CallAsync", retry_policy=QUICKLY, transactional=False, timeout=0.5)
+async def call_async(command: Command, context: Context) -> dict[str, Any]:
+    await asyncio.sleep(command.data.get("sleep", 0))
+    return {"async": True}
+
+
+@command_handler("orders", "CreateAsync", retry_policy=QUICKLY)
+async def create_async(command: Command, context: Context) -> dict[str, Any]:
+    await Order.objects.acreate(number=str(command.command_id))
+    if command.data.get("fail"):
+        raise PermanentCommandError("NO", "rolled back with its effects")
+    return {"in_transaction": await sync_to_async(lambda: connection.in_atomic_block)()}
+
+
+@command_handler("orders", "ImportOrders", retry_policy=QUICKLY, batch_size=50)
+def import_orders(commands: list[Command], context: Context) -> None:
+    Order.objects.bulk_create([Order(number=str(command.command_id)) for command in commands])
+    for command in commands:
+        obey(command.data, context)
+
+
+def obey(data: dict[str, Any], context: Context) -> None:
+    if "sleep" in data:
+        time.sleep(data["sleep"])
+    if "extend" in data:
+        context.extend_lease(data["extend"])
+    if context.attempt <= data.get("fail_attempts", 0):
+        raise TransientCommandError("NOT_YET", f"attempt {context.attempt}")
+    if data.get("permanent"):
+        raise PermanentCommandError("NEVER", "it cannot work")
+    if data.get("refuse"):
+        raise BusinessRuleError("NO", "against the rules")
+    if data.get("bug"):
+        raise RuntimeError("a bug")

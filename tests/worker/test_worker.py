@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+
+from commandbus import CommandBus, NewCommand, RetryPolicy, audit_trail, send_command, send_commands
+from commandbus.exceptions import ConfigurationError, LeaseLostError
+from commandbus.handlers import Handler, HandlerRegistry
+from commandbus.models import Command, Node, UnreadableMessage
+from commandbus.pgmq import PgmqClient
+from commandbus.testing.time import advance
+from commandbus.worker import Worker, WorkerOptions
+from commandbus.worker.worker import CONNECTIONS_BESIDE_EXECUTORS
+from tests.helpers import reload, replies, result, running_worker, send, status, wait_until, worker_process
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def registry_with(function: Any, **options: Any) -> HandlerRegistry:
+    handlers = HandlerRegistry()
+    handlers.register(Handler("orders", "Test", function, **options))
+    return handlers
+
+
+def test_effects_and_end_commit_together_and_roll_back_together() -> None:
+    good, bad, bug = send(), send(permanent=True), send(bug=True)
+    with running_worker():
+        wait_until(lambda: status(good) == "COMPLETED")
+        wait_until(lambda: status(bad) == status(bug) == "IN_TROUBLESHOOTING_QUEUE")
+    assert list(Order.objects.values_list("number", flat=True)) == [str(good)]
+
+
+def test_async_handlers_run_in_the_transaction_too() -> None:
+    good, bad = send("CreateAsync"), send("CreateAsync", fail=True)
+    with running_worker():
+        wait_until(lambda: status(good) == "COMPLETED")
+        wait_until(lambda: status(bad) == "IN_TROUBLESHOOTING_QUEUE")
+    assert result(good) == {"in_transaction": True}
+    assert list(Order.objects.values_list("number", flat=True)) == [str(good)]
+
+
+def test_a_handler_past_its_timeout_is_tried_again() -> None:
+    slow, quick = send("CallAsync", sleep=30), send("CallAsync")
+    started = threading.Event()
+
+    def sleepy(command: Any, context: Any) -> None:
+        started.wait(0.05)
+
+    handlers = registry_with(sleepy, timeout=0.01, retry_policy=RetryPolicy(max_attempts=2, backoff=(0,)))
+    sync = send_command("orders", "Test", uuid4(), {})
+    Command.objects.filter(command_id=sync).update(max_attempts=2)
+    with running_worker():
+        wait_until(lambda: status(quick) == "COMPLETED")
+        wait_until(lambda: status(slow) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(sync) == "IN_TROUBLESHOOTING_QUEUE")
+    assert reload(slow).last_error_code == "TIMEOUT"
+    assert reload(slow).attempts == 3
+    from commandbus.transitions import PostgresTransitions
+
+    PostgresTransitions("default").operator_retry("orders", [sync])
+    with running_worker(handlers):
+        wait_until(lambda: reload(sync).last_error_code == "TIMEOUT")
+
+
+def test_a_bulk_handler_gets_many_in_one_transaction() -> None:
+    ids = send_commands("orders", [NewCommand("ImportOrders", uuid4(), {}) for _ in range(120)])
+    with running_worker():
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 120)
+    assert set(Order.objects.values_list("number", flat=True)) == {str(command_id) for command_id in ids}
+    assert Order.objects.count() == 120
+    assert len(replies()) == 120
+
+
+def test_a_bulk_handler_that_fails_fails_for_all_of_them() -> None:
+    send_commands("orders", [NewCommand("ImportOrders", uuid4(), {"permanent": n == 3}) for n in range(10)])
+    with running_worker():
+        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 10)
+    assert not Order.objects.exists()
+
+
+@pytest.mark.parametrize("results", [[{}], "no list", 7])
+def test_a_bulk_handler_returns_one_result_per_command_or_none(results: Any) -> None:
+    send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(2)])
+    with running_worker(registry_with(lambda commands, context: results, batch_size=10)):
+        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 2)
+    assert set(Command.objects.values_list("last_error_code", flat=True)) == {"INVALID_RESULT"}
+
+
+def test_a_worker_for_several_domains_serves_them_all() -> None:
+    handlers = HandlerRegistry()
+    for domain in ("orders", "other"):
+        handlers.register(Handler(domain, "Test", lambda command, context: None))
+    for domain in ("orders", "other"):
+        send_commands(domain, [NewCommand("Test", uuid4(), {}) for _ in range(20)])
+    with running_worker(handlers, domains=("orders", "other")):
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 40)
+
+
+def test_until_empty_ends_when_nothing_is_ready() -> None:
+    send_commands("orders", [NewCommand("SendMail", uuid4(), {}) for _ in range(30)])
+    delayed = send_command("orders", "SendMail", uuid4(), {}, delay=3600)
+    call_command("commandbus_worker", "orders", "--until-empty", "--concurrency=2", "--no-notify")
+    assert Command.objects.filter(status="COMPLETED").count() == 30
+    assert status(delayed) == "PENDING"
+
+
+def test_max_commands_ends_after_that_many() -> None:
+    send_commands("orders", [NewCommand("SendMail", uuid4(), {}) for _ in range(30)])
+    call_command("commandbus_worker", "orders", "--max-commands=7", "--concurrency=2")
+    assert Command.objects.filter(status="COMPLETED").count() == 7
+    assert Command.objects.filter(status="PENDING", attempts=0).count() == 23
+
+
+def test_a_graceful_stop_finishes_what_runs_and_gives_back_the_rest() -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def wait(command: Any, context: Any) -> None:
+        running.set()
+        release.wait(30)
+
+    handlers = registry_with(wait)
+    # The first makes the worker believe that handlers are quick, so that it fetches ahead.
+    send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(5)])
+    with running_worker(handlers, concurrency=1) as worker:
+        worker._backlog._seconds_per_command = 0.001
+        wait_until(running.is_set)
+        wait_until(lambda: Command.objects.filter(lease_read_ct__isnull=False).count() == 5)
+        worker.stop()
+        release.set()
+    assert Command.objects.filter(status="COMPLETED").count() == 1
+    given_back = Command.objects.filter(status="PENDING", attempts=0, lease_read_ct=None)
+    assert given_back.count() == 4
+    [command, *_] = given_back
+    assert [row.event_type for row in audit_trail("orders", command.command_id)] == ["SENT", "RECEIVED", "RELEASED"]
+
+
+def test_a_command_whose_lease_may_end_before_it_starts_is_given_back() -> None:
+    command_id = send("SendMail")
+    with running_worker(vt=2) as worker:
+        wait_until(lambda: status(command_id) == "COMPLETED")
+        late = send("SendMail")
+        wait_until(lambda: status(late) == "COMPLETED")
+        worker.options.__dict__["vt"] = 0  # every wait is now too long
+        too_late = send("SendMail")
+        wait_until(lambda: "RELEASED" in [row.event_type for row in audit_trail("orders", too_late)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_process_ends_gracefully_on_a_signal(number: signal.Signals) -> None:
+    command_id = send("PlaceOrder", sleep=1)
+    with worker_process("orders", "--name", "node-7") as process:
+        wait_until(lambda: status(command_id) == "IN_PROGRESS")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert status(command_id) == "COMPLETED"
+    node = Node.objects.get()
+    assert (node.name, node.role, node.domains) == ("node-7", "worker", ["orders"])
+    assert "PlaceOrder" in node.handled_types["orders"]
+    assert node.stopped_at is not None
+
+
+def test_a_late_worker_loses_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """Its lease ran out while the handler ran, and another worker took the command."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(command: Any, context: Any) -> None:
+        Order.objects.create(number="effect")
+        if context.node == "late":
+            inside.set()
+            go_on.wait(30)
+
+    handlers = registry_with(slow)
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(handlers, name="late", concurrency=1):
+        wait_until(inside.is_set)
+        advance("orders", 60)
+        with running_worker(handlers, name="owner"):
+            wait_until(lambda: status(command_id) == "COMPLETED")
+        with caplog.at_level(logging.WARNING, "commandbus.worker"):
+            go_on.set()
+            wait_until(lambda: "lease.lost" in caplog.text)
+    assert Order.objects.count() == 1
+    assert len(replies()) == 1
+
+
+def test_a_late_worker_without_a_transaction_loses_quietly_too(caplog: pytest.LogCaptureFixture) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(command: Any, context: Any) -> None:
+        if context.node == "late":
+            inside.set()
+            go_on.wait(30)
+            if command.data:
+                raise RuntimeError("and it fails")
+
+    handlers = registry_with(slow, transactional=False)
+    for data in ({}, {"fail": True}):
+        inside.clear()
+        go_on.clear()
+        command_id = send_command("orders", "Test", uuid4(), data)
+        with running_worker(handlers, name="late", concurrency=1):
+            wait_until(inside.is_set)
+            advance("orders", 60)
+            with running_worker(handlers, name="owner"):
+                wait_until(lambda c=command_id: status(c) == "COMPLETED")  # type: ignore[misc]
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "commandbus.worker"):
+                go_on.set()
+                wait_until(lambda: "lease.lost" in caplog.text)
+        assert status(command_id) == "COMPLETED"
+    assert len(replies()) == 2
+
+
+def test_a_handler_can_extend_its_lease_and_others_see_it_at_once() -> None:
+    extended, go_on = threading.Event(), threading.Event()
+
+    def extend(command: Any, context: Any) -> None:
+        context.extend_lease(1000)
+        extended.set()
+        go_on.wait(30)
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(extend)):
+        wait_until(extended.is_set)
+        before = reload(command_id).lease_expires_at
+        advance("orders", 60)
+        assert PgmqClient().metrics("orders__commands").queue_visible_length == 0
+        go_on.set()
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert before is not None
+
+
+def test_extending_a_lost_lease_tells_the_handler_to_stop() -> None:
+    told: list[Exception] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def extend(command: Any, context: Any) -> None:
+        if context.node != "late":
+            return
+        inside.set()
+        go_on.wait(30)
+        try:
+            context.extend_lease(10)
+        except LeaseLostError as error:
+            told.append(error)
+            raise
+
+    handlers = registry_with(extend)
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(handlers, name="late", concurrency=1):
+        wait_until(inside.is_set)
+        advance("orders", 60)
+        with running_worker(handlers, name="owner"):
+            wait_until(lambda: status(command_id) == "COMPLETED")
+        go_on.set()
+        wait_until(lambda: told)
+
+
+def test_data_that_is_no_object_goes_to_troubleshooting_and_harms_no_neighbour() -> None:
+    """It cannot be sent so; somebody has changed the message in the queue."""
+    broken, fine = send("ImportOrders"), send("ImportOrders")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgmq.q_orders__commands SET message = jsonb_set(message, '{data}', '[1]') WHERE msg_id = %s",
+            [reload(broken).msg_id],
+        )
+    with running_worker():
+        wait_until(lambda: status(broken) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(fine) == "COMPLETED")
+    assert reload(broken).last_error_code == "INVALID_DATA"
+
+
+def test_unreadable_messages_are_recorded() -> None:
+    PgmqClient().send("orders__commands", {"hello": "world"})
+    PgmqClient().send("orders__commands", {"command_id": str(uuid4())})
+    command_id = send("SendMail")
+    with running_worker():
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    first, second = UnreadableMessage.objects.order_by("msg_id")
+    assert first.reason == "the message has no command_id that is a UUID"
+    assert "there is no command" in second.reason
+    assert PgmqClient().archived("orders__commands", first.msg_id) == {"hello": "world"}
+
+
+@pytest.mark.parametrize(("pool", "size"), [({"max_size": 5}, 5), (True, 4), ({"min_size": 6}, 6)])
+def test_a_pool_that_is_too_small_is_reported_at_start(pool: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(WorkerOptions(domains=("orders",), concurrency=10))
+    needed = 10 + CONNECTIONS_BESIDE_EXECUTORS
+    database = SimpleNamespace(settings_dict={"OPTIONS": {"pool": pool}})
+    monkeypatch.setattr("commandbus.worker.worker.connections", {"default": database})
+    with pytest.raises(ConfigurationError, match=f"holds {size} connections, and this worker needs {needed}"):
+        worker.run()
+    database.settings_dict["OPTIONS"]["pool"] = {"max_size": needed}
+    worker._require_pool("default")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "domain 'nowhere' is not registered; known: orders, other, payments, reports"),
+        (["orders", "--concurrency=0"], "concurrency must be 1 or more, not 0"),
+        (["orders", "--vt=0"], "vt must be 1 or more, not 0"),
+        (["orders", "--max-commands=0"], "max_commands must be 1 or more"),
+        (["orders", "--poll-interval=0"], "poll_interval must be more than 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        call_command("commandbus_worker", *arguments)
+    with pytest.raises(ConfigurationError, match="at least one domain"):
+        WorkerOptions(domains=())
+
+
+def test_a_lost_connection_is_not_the_handlers_fault() -> None:
+    attempts = []
+
+    def lose(command: Any, context: Any) -> None:
+        attempts.append(context.attempt)
+        if len(attempts) == 1:
+            with connection.cursor() as cursor, connections["default"].copy().cursor() as other:
+                cursor.execute("SELECT pg_backend_pid()")
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", [cursor.fetchone()[0]])
+                other.db.close()
+        Order.objects.create(number="effect")
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(lose), concurrency=1):
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert attempts == [1, 1]
+    assert Order.objects.count() == 1
+
+
+def test_a_handler_that_breaks_its_own_transaction_is_tried_again() -> None:
+    def break_it(command: Any, context: Any) -> None:
+        transaction.set_rollback(True)
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(break_it, retry_policy=RetryPolicy(backoff=(0,)))):
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+    assert reload(command_id).last_error_type == "TransactionManagementError"
+
+
+def test_the_bus_object_is_the_same_bus(commandbus_handlers: HandlerRegistry) -> None:
+    bus = CommandBus()
+    bus.register_handler("orders", "Test", lambda command, context: {"done": True}, RetryPolicy(max_attempts=2))
+    first, second, third = (bus.send("orders", "Test", uuid4(), {}) for _ in range(3))
+    [one] = bus.receive("orders")
+    bus.complete(one, {"by": "hand"})
+    with pytest.raises(LeaseLostError):
+        bus.complete(one)
+    [two] = bus.receive("orders", vt_seconds=60)
+    bus.cancel(two)
+
+    def work() -> None:
+        bus.run_worker("orders", concurrency=1)
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: status(third) == "COMPLETED")
+    bus.stop()
+    thread.join(30)
+    assert [reload(c).status for c in (first, second)] == ["COMPLETED", "CANCELED"]
+    assert result(first) == {"by": "hand"}
+    assert result(third) == {"done": True}
