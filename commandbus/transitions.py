@@ -15,7 +15,6 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections
 
-from commandbus import conf
 from commandbus.exceptions import (
     CommandBusError,
     InvalidCommandError,
@@ -74,10 +73,6 @@ class Transitions(Protocol):
         operator: str | None = None,
         reason: str | None = None,
     ) -> list[Answer]: ...
-
-
-def of_domain(domain: str) -> PostgresTransitions:
-    return PostgresTransitions(conf.current().database_of(domain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.db import connection
 from hypothesis import settings
 
+from commandbus.embedded import home_for, remove
 from commandbus.testing.time import purge
 from tests.helpers import wait_until
 from tests.settings import TEST_SERVER
@@ -28,6 +30,15 @@ def postgres() -> Iterator[None]:
     TEST_SERVER.start()
     yield
     TEST_SERVER.release()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home for a server of the test's own, beside those of checkouts: pytest's folder is closed to other users."""
+    place = home_for(tmp_path)
+    yield place
+    wait_until(lambda: not (place / "data" / "postmaster.pid").exists(), "the end of the server")
+    remove(place)
 
 
 @pytest.fixture(scope="session")

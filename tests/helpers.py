@@ -77,16 +77,22 @@ def running_worker(handlers: HandlerRegistry = registry, **options: Any) -> Iter
         assert not thread.is_alive()
 
 
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that uses the test database."""
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "COMMANDBUS_TEST_DATABASE": connection.settings_dict["NAME"],
+        **changes,
+    }
+
+
 @contextmanager
-def worker_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`manage.py commandbus_worker …` as a process of its own on the test database."""
+def worker_process(*arguments: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    """`manage.py commandbus_worker …` as a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "django", "commandbus_worker", *arguments],
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "COMMANDBUS_TEST_DATABASE": connection.settings_dict["NAME"],
-        },
+        env=environment(**changes),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from commandbus.embedded import SUPERUSER, EmbeddedPostgres, home_for
 
+VERSION = int(os.environ.get("COMMANDBUS_TEST_POSTGRES", "18"))
 TEST_SERVER = EmbeddedPostgres(
-    home_for(Path(__file__).parent),
-    version=int(os.environ.get("COMMANDBUS_TEST_POSTGRES", "18")),
-    settings={"fsync": "off"},
+    home_for(Path(__file__).parent / str(VERSION)), version=VERSION, settings={"fsync": "off"}
 )
 
 SECRET_KEY = "tests"
@@ -50,7 +49,7 @@ DATABASES = {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": os.environ.get("COMMANDBUS_TEST_DATABASE", "postgres"),
         "USER": SUPERUSER,
-        "HOST": str(TEST_SERVER.data),
+        "HOST": os.environ.get("COMMANDBUS_TEST_HOST", str(TEST_SERVER.data)),
         "TEST": {"NAME": "test_commandbus"},
     },
 }

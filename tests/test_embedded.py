@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,24 +17,7 @@ from tests.helpers import wait_until
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A home beside those of real checkouts: the folder of a test may be closed to other users."""
-    place = home_for(tmp_path)
-    yield place
-    wait_until(lambda: not (place / "data" / "postmaster.pid").exists(), "the end of the server")
-    wait_until(lambda: removed(place), "the end of its users")
-
-
-def removed(place: Path) -> bool:
-    try:
-        remove(place)
-    except EmbeddedPostgresError:
-        return False
-    return True
-
-
-def test_it_starts_serves_and_stops_when_the_last_user_has_gone(home: Path) -> None:
+def test_it_starts_serves_and_stops_when_the_last_user_has_gone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = EmbeddedPostgres(home), EmbeddedPostgres(home)
     first.start()
     second.start()
@@ -44,8 +26,10 @@ def test_it_starts_serves_and_stops_when_the_last_user_has_gone(home: Path) -> N
     first.release()
     with psycopg.connect(second.url("once")) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
-    with pytest.raises(EmbeddedPostgresError, match="is in use"):
-        remove(home)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded, "STOP_SECONDS", 0)
+        with pytest.raises(EmbeddedPostgresError, match="is in use"):
+            remove(home)
     second.release()
     wait_until(lambda: not (home / "data" / "postmaster.pid").exists())
     second.start()  # and again

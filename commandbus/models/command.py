@@ -18,20 +18,11 @@ ALL = [status.value for status in Status]
 
 
 class CommandQuerySet(models.QuerySet["Command"]):
-    def in_domain(self, domain: str) -> CommandQuerySet:
-        return self.filter(domain=domain)
-
     def with_status(self, status: Status) -> CommandQuerySet:
         """Rows of one status; the rare ones by their index."""
         if status in RARE:
             return self.filter(rare_status=status.value)
         return self.filter(status=status.value)
-
-    def troubleshooting(self) -> CommandQuerySet:
-        return self.with_status(Status.IN_TROUBLESHOOTING_QUEUE)
-
-    def resolved(self) -> CommandQuerySet:
-        return self.filter(status__in=TERMINAL)
 
 
 class Command(models.Model):

@@ -48,20 +48,21 @@ class Finisher(threading.Thread):
             connections[self.transitions.using].close()
 
     def _next_group(self) -> dict[str, list[Outcome]] | None:
-        group: dict[str, list[Outcome]] = defaultdict(list)
+        """Wait for an outcome and take what has gathered behind it. None after the last one."""
         item = self._outcomes.get()
-        for _ in range(GROUP):
-            if item is None:
-                if group:
-                    self._outcomes.put(None)  # for the next call
-                    return group
-                return None
-            group[item[0]].append(item[1])
+        if item is None:
+            return None
+        group: dict[str, list[Outcome]] = defaultdict(list)
+        group[item[0]].append(item[1])
+        for _ in range(GROUP - 1):
             try:
                 item = self._outcomes.get_nowait()
             except queue.Empty:
-                return group
-        self._outcomes.put(item)
+                break
+            if item is None:
+                self._outcomes.put(None)  # for the next call; nothing comes after it
+                break
+            group[item[0]].append(item[1])
         return group
 
     def _apply(self, domain: str, outcomes: list[Outcome]) -> None:

@@ -13,7 +13,7 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for folder in (CHECKOUT, CHECKOUT / "tests"):
+        for folder in (CHECKOUT, CHECKOUT / "tests" / "16", CHECKOUT / "tests" / "18"):
             try:
                 remove(home_for(folder))
             except EmbeddedPostgresError as error:
