@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -202,8 +203,16 @@ def error_info(error: BaseException) -> ErrorInfo:
         code=str(code) if code is not None else type(error).__name__,
         message=str(getattr(error, "message", None) or error),
         details=getattr(error, "details", None) if isinstance(getattr(error, "details", None), Mapping) else None,
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join(traceback.format_exception(type(error), error, _handlers_frames(error))),
     )
+
+
+def _handlers_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the handler on: how we called it is of no interest to who reads it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(("commandbus.", "asgiref.")):
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 def _call(handler: Handler, *arguments: object) -> Any:

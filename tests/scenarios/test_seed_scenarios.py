@@ -31,6 +31,7 @@ def test_the_scenarios_of_the_seed(kind: str) -> None:
         worker.terminate()
         output, _ = worker.communicate(timeout=30)
     assert worker.returncode == 0, output
+    assert "worker.started" in output  # also in a project that configures no logging
 
     def events(command_id: UUID) -> list[str]:
         return [row.event_type for row in audit_trail("orders", command_id)]

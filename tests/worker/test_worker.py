@@ -39,6 +39,17 @@ def test_effects_and_end_commit_together_and_roll_back_together() -> None:
     assert list(Order.objects.values_list("number", flat=True)) == [str(good)]
 
 
+def test_the_traceback_begins_in_the_handler() -> None:
+    command_id = send(bug=True)
+    with running_worker():
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+    details = audit_trail("orders", command_id)[-1].details_json
+    assert details is not None
+    lines = details["error"]["traceback"].splitlines()
+    assert "shop/handlers.py" in lines[1]
+    assert lines[-1] == "RuntimeError: a bug"
+
+
 def test_async_handlers_run_in_the_transaction_too() -> None:
     good, bad = send("CreateAsync"), send("CreateAsync", fail=True)
     with running_worker():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from typing import Any
@@ -24,6 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--name", default=socket.gethostname(), help="the node's name (this host's)")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        _show_log(options["verbosity"])
         try:
             worker = Worker(
                 WorkerOptions(
@@ -42,3 +44,13 @@ class Command(BaseCommand):
             worker.run()
         except ConfigurationError as error:
             raise CommandError(str(error)) from error
+
+
+def _show_log(verbosity: int) -> None:
+    """A project that configures no logging shall see what its worker does all the same."""
+    logger = logging.getLogger("commandbus")
+    if verbosity > 0 and not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
