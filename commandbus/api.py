@@ -21,13 +21,15 @@ from commandbus.exceptions import (
     UnknownQueueError,
 )
 from commandbus.handlers import registry
-from commandbus.messages import NewCommand, Status, json_object
+from commandbus.messages import NewCommand, Status, json_object, storable
 from commandbus.models import Audit, Command, Domain
 from commandbus.pgmq.client import PgmqClient
 from commandbus.pgmq.notify import notify_sent
 
 CHUNK = 1000
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+
+_TOO_LARGE = "takes more than its domain allows; send a reference, or raise COMMANDBUS['MAX_PAYLOAD_BYTES']"
 
 _known_domains: dict[str, set[str]] = {}
 _known_queues: dict[str, set[str]] = {}
@@ -82,7 +84,9 @@ async def asend_command(
 def cancel_command(domain: str, command_id: UUID, reason: str | None = None) -> None:
     """Cancel a command that waits. Raises CommandRefusedError when it runs, has ended or does not exist."""
     using = _database(domain)
-    [answer] = transitions.PostgresTransitions(using).cancel(domain, [_uuid(command_id, "command_id")], reason)
+    [answer] = transitions.PostgresTransitions(using).cancel(
+        domain, [_uuid(command_id, "command_id")], None if reason is None else storable(reason)
+    )
     if not answer.done:
         raise CommandRefusedError(domain, answer.command_id, answer.why or "")
 
@@ -129,6 +133,9 @@ def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
     conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
     if conflicts:
         raise DuplicateCommandError(domain, conflicts)
+    if "TOO_LARGE" in outcomes.values():
+        large = next(command_id for command_id, outcome in outcomes.items() if outcome == "TOO_LARGE")
+        raise InvalidCommandError(f"command {large}: as PostgreSQL stores it, the data {_TOO_LARGE}")
     if "SENT" in outcomes.values():
         notify_sent(domain, using)
     return [command.command_id for command in checked]
@@ -144,15 +151,12 @@ def _checked(command: NewCommand, using: str) -> NewCommand:
     what = f"command {command_id}"
     if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
         raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")
-    if "\x00" in command.command_type:
-        raise InvalidCommandError(f"{what}: the type {command.command_type!r} holds \\u0000; remove it")
+    if storable(command.command_type) != command.command_type:
+        raise InvalidCommandError(f"{what}: the type {command.command_type!r} has characters that cannot be stored")
     size = len(json_object(command.data, f"data of {what}").encode())
     limit = conf.current().max_payload_bytes
     if size > limit:
-        raise InvalidCommandError(
-            f"{what}: the data takes {size} bytes, the limit is {limit}; "
-            f"send a reference to it, or raise COMMANDBUS['MAX_PAYLOAD_BYTES']"
-        )
+        raise InvalidCommandError(f"{what}: the data has {size} bytes, the limit is {limit}; it {_TOO_LARGE}")
     return NewCommand(
         command.command_type,
         command_id,
@@ -165,6 +169,8 @@ def _checked(command: NewCommand, using: str) -> NewCommand:
 
 def _database(domain: str) -> str:
     """The database of a domain that is known there. A miss asks the database, for other processes register too."""
+    if not isinstance(domain, str):
+        raise UnknownDomainError(f"domain must be a name, not {domain!r:.100}")
     using = conf.current().database_of(domain)
     if domain not in _known_domains.get(using, ()):
         _known_domains[using] = set(Domain.objects.using(using).values_list("name", flat=True))
@@ -180,12 +186,12 @@ def _database(domain: str) -> str:
 def _queue(reply_to: object, using: str) -> str | None:
     if reply_to is None:
         return None
-    queue = reply_to.replace(".", "__") if isinstance(reply_to, str) else reply_to
+    queue = str(reply_to).replace(".", "__")
     if queue not in _known_queues.get(using, ()):
         _known_queues[using] = set(PgmqClient(using).list_queues())
-    if queue not in _known_queues[using]:
-        raise UnknownQueueError(f"reply queue {reply_to!r} does not exist; a registered domain has '<domain>__replies'")
-    return str(queue)
+    if queue not in _known_queues[using] or queue.endswith(conf.OTHER_QUEUES):
+        raise UnknownQueueError(f"there is no reply queue {reply_to!r}; a registered domain has '<domain>__replies'")
+    return queue
 
 
 def _uuid(value: object, what: str) -> UUID:

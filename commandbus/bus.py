@@ -40,7 +40,7 @@ class CommandBus:
         registry.register(Handler(domain, command_type, handler_fn, retry_policy))
 
     def run_worker(self, domain: str, *, concurrency: int = 10, vt_seconds: int = 30, use_notify: bool = True) -> None:
-        """Work until `stop()` is called from another thread or a signal handler."""
+        """Work until `stop()` is called from another thread."""
         worker = Worker(WorkerOptions(domains=(domain,), concurrency=concurrency, vt=vt_seconds, use_notify=use_notify))
         self._workers.append(worker)
         try:

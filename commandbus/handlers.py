@@ -39,7 +39,8 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        name = getattr(self.function, "__qualname__", None)
+        return repr(self.function) if name is None else f"{self.function.__module__}.{name}"
 
 
 class HandlerRegistry:

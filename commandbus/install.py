@@ -36,7 +36,7 @@ def install_functions(using: str, schema: str) -> bool:
     quoted = connections[using].ops.quote_name(schema)
     script = "\n".join(sources.values())
     if schema != "public":
-        script = script.replace(TABLES, f"{quoted}.command_bus_").replace("'public.'", f"'{quoted}.'")
+        script = script.replace(TABLES, f"{quoted}.command_bus_")
     version = f"commandbus functions {hashlib.sha256(script.encode()).hexdigest()}"
     if _installed_version(using) == version:
         return False

@@ -107,16 +107,11 @@ class ErrorInfo:
     traceback: str | None = None
 
     def as_json(self) -> str:
-        details: Any = self.details
-        try:
-            json_text(details)
-        except InvalidCommandError:
-            details = {"repr": storable(repr(details))}
         body = {
             "type": storable(self.type, 255),
             "code": storable(self.code, 255),
             "message": storable(self.message),
-            "details": details,
+            "details": None if self.details is None else _storable_json(self.details),
             "traceback": None if self.traceback is None else storable(self.traceback, keep_end=True),
         }
         return json.dumps({key: value for key, value in body.items() if value is not None}, ensure_ascii=False)
@@ -160,6 +155,22 @@ def storable(text: str, limit: int = ERROR_TEXT_LIMIT, *, keep_end: bool = False
     if keep_end:
         return mark + clean[len(mark) - limit :]
     return clean[: limit - len(mark)] + mark
+
+
+def printable(value: object) -> str:
+    """`str(value)`, for values that may not even be able to do that."""
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - it may raise anything
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def _storable_json(value: object) -> Any:
+    try:
+        text = json_text(value)
+    except InvalidCommandError:
+        return {"text": storable(printable(value))}
+    return json.loads(text) if len(text) <= ERROR_TEXT_LIMIT else {"text": storable(text)}
 
 
 def json_object(value: object, what: str) -> str:

@@ -37,7 +37,7 @@ from commandbus.messages import (
 
 class Transitions(Protocol):
     def send(self, domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
-        """SENT, DUPLICATE or CONFLICT per id. After a CONFLICT nothing of the call was written."""
+        """SENT, DUPLICATE, CONFLICT or TOO_LARGE per id. After one of the last two nothing of the call was written."""
 
     def receive(self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None) -> list[ReceivedCommand]:
         """Lease up to `qty` ready commands for `vt` seconds."""
@@ -48,11 +48,11 @@ class Transitions(Protocol):
     def fail(self, domain: str, failures: Sequence[Failure]) -> dict[UUID, Status]:
         """Retry or move to the Troubleshooting Queue; answers the new status."""
 
-    def release(self, domain: str, leases: Sequence[Lease]) -> set[UUID]:
-        """Give back what was not started, with its attempt."""
+    def release(self, domain: str, leases: Sequence[Lease], delay: float = 0) -> set[UUID]:
+        """Give back what was not started, with its attempt; visible again after `delay` seconds."""
 
     def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
-        """Let leases end `seconds` from now."""
+        """Let leases end `seconds` from now. Ids that are missing in the answer have lost their lease."""
 
     def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
         """Cancel what waits and is not leased."""
@@ -133,9 +133,10 @@ class PostgresTransitions:
         )
         return {command_id: Status(status) for command_id, status in rows}
 
-    def release(self, domain: str, leases: Sequence[Lease]) -> set[UUID]:
+    def release(self, domain: str, leases: Sequence[Lease], delay: float = 0) -> set[UUID]:
         rows = self._call(
-            "SELECT commandbus.release(%s, %s::uuid[], %s::bigint[], %s::int[])", [domain, *_tokens(leases)]
+            "SELECT commandbus.release(%s, %s::uuid[], %s::bigint[], %s::int[], %s)",
+            [domain, *_tokens(leases), delay],
         )
         return {row[0] for row in rows}
 
@@ -231,6 +232,14 @@ def _optional(values: Sequence[Any]) -> list[Any] | None:
     return list(values) if any(value is not None for value in values) else None
 
 
+def _parsed(data: str | None) -> Any:
+    """The data of a message, or None if Python cannot hold what PostgreSQL can: it must not stop its neighbours."""
+    try:
+        return json.loads(data or "null")
+    except (ValueError, RecursionError):
+        return None
+
+
 def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
     command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, attempt, limit, until = row
     return ReceivedCommand(
@@ -241,7 +250,7 @@ def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
             correlation_id=correlation_id,
             reply_to=reply_to,
             created_at=created_at,
-            data=json.loads(data or "null"),
+            data=_parsed(data),
         ),
         Lease(command_id, msg_id, read_ct),
         attempt,

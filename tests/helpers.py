@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -87,23 +89,36 @@ def environment(**changes: str) -> dict[str, str]:
     }
 
 
+class WorkerProcess(subprocess.Popen[bytes]):
+    """`manage.py commandbus_worker …` as a process of its own. Its output goes to a file: a full pipe would stop it."""
+
+    def __init__(self, *arguments: str, **changes: str) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by worker_process
+        super().__init__(
+            [sys.executable, "-m", "django", "commandbus_worker", *arguments],
+            env=environment(**changes),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Ask it to end, wait for that, and answer what it has written."""
+        if self.poll() is None:
+            self.send_signal(number)
+        try:
+            self.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+        self.log.seek(0)
+        return self.log.read().decode()
+
+
 @contextmanager
-def worker_process(*arguments: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
-    """`manage.py commandbus_worker …` as a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "django", "commandbus_worker", *arguments],
-        env=environment(**changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def worker_process(*arguments: str, **changes: str) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(*arguments, **changes)
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        sys.stdout.write(process.end())  # pytest shows it when the test has failed
+        process.log.close()

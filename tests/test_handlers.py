@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_a_wrong_handler_is_refused_where_it_is_declared(wrong: dict[str, Any], 
     right = {"domain": "orders", "command_type": "X", "function": nothing}
     with pytest.raises(ConfigurationError, match=words):
         HandlerRegistry().register(Handler(**{**right, **wrong}))
+
+
+def test_any_callable_can_be_a_handler() -> None:
+    handlers = HandlerRegistry()
+    handlers.register(Handler("orders", "Partial", functools.partial(nothing)))
+    with pytest.raises(ConfigurationError, match=r"functools\.partial"):
+        handlers.register(Handler("orders", "Partial", nothing))
 
 
 def test_a_handler_without_a_policy_takes_the_default() -> None:

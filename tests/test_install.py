@@ -56,6 +56,14 @@ def test_tables_in_another_schema_are_found() -> None:
             cursor.execute(f'ALTER TABLE "{table}" SET SCHEMA "Elsewhere"')
         cursor.execute('SET LOCAL search_path = "Elsewhere", public')
     assert prepare("default")
+    assert rows("SELECT commandbus.create_audit_partitions()") == [(0,)]
+    assert rows(
+        "SELECT count(*) FROM pg_class WHERE relname LIKE 'command_bus%%' AND relkind IN ('r', 'p')"
+        " AND relnamespace = 'public'::regnamespace"
+    ) == [(0,)]
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE command_bus_audit_p" + f"{datetime.now(UTC):%Y_%m}")
+    create_partitions("default")
     bus = PostgresTransitions("default")
     command_id = uuid4()
     from commandbus.messages import NewCommand

@@ -80,4 +80,18 @@ def test_a_long_error_text_is_cut_with_a_mark_that_tells_its_length() -> None:
 
 def test_error_details_that_are_no_json_are_kept_as_text() -> None:
     info = ErrorInfo("T", "C", "m", details={"when": {1, 2}})
-    assert json.loads(info.as_json())["details"] == {"repr": "{'when': {1, 2}}"}
+    assert json.loads(info.as_json())["details"] == {"text": "{'when': {1, 2}}"}
+
+
+def test_error_details_of_any_shape_and_size_are_stored() -> None:
+    class Shy(dict[str, Any]):
+        def __str__(self) -> str:
+            raise RuntimeError("not today")
+
+    def stored(details: Any) -> Any:
+        return json.loads(ErrorInfo("T", "C", "m", details=details).as_json())["details"]
+
+    assert stored({"items": range(3), "map": MappingProxyType({"a": 1})}) == {"items": [0, 1, 2], "map": {"a": 1}}
+    assert len(stored({"a": "x" * 50_000})["text"]) == ERROR_TEXT_LIMIT
+    assert stored(Shy(a={1})) == {"text": "<Shy that cannot be shown: RuntimeError>"}
+    assert "cannot be shown" in stored({"a": 10**5000})["text"]

@@ -56,15 +56,19 @@ def nothing_was_written() -> bool:
         ({"command_id": 7}, InvalidCommandError, "command_id must be a UUID, not 7"),
         ({"command_type": ""}, InvalidCommandError, "1 to 255 characters"),
         ({"command_type": "x" * 256}, InvalidCommandError, "1 to 255 characters"),
-        ({"command_type": "a\x00b"}, InvalidCommandError, "holds \\u0000"),
+        ({"command_type": "a\x00b"}, InvalidCommandError, "has characters that cannot be stored"),
+        ({"command_type": "\ud800"}, InvalidCommandError, "has characters that cannot be stored"),
+        ({"domain": ["orders"]}, UnknownDomainError, "domain must be a name"),
         ({"command_type": None}, InvalidCommandError, "1 to 255 characters, not None"),
         ({"data": [1]}, InvalidCommandError, "must be a JSON object (a dict), not list"),
         ({"data": {"x": float("nan")}}, InvalidCommandError, "x is nan"),
         ({"data": {"x": {1}}}, InvalidCommandError, "x is a set"),
         ({"data": {"x": "a\x00"}}, InvalidCommandError, "\\u0000"),
         ({"data": {"x": "y" * 2_000_000}}, InvalidCommandError, "the limit is 1048576"),
-        ({"reply_to": "nobody__replies"}, UnknownQueueError, "'nobody__replies' does not exist"),
-        ({"reply_to": 7}, UnknownQueueError, "7 does not exist"),
+        ({"reply_to": "nobody__replies"}, UnknownQueueError, "there is no reply queue 'nobody__replies'"),
+        ({"reply_to": 7}, UnknownQueueError, "there is no reply queue 7"),
+        ({"reply_to": "orders__commands"}, UnknownQueueError, "there is no reply queue 'orders__commands'"),
+        ({"data": {"x": [1e-20] * 80_000}}, InvalidCommandError, "as PostgreSQL stores it, the data takes more"),
         ({"correlation_id": "x"}, InvalidCommandError, "correlation_id"),
         ({"delay": -1}, InvalidCommandError, "from 0 seconds to 100 years, not -1"),
         ({"delay": timedelta(seconds=-1)}, InvalidCommandError, "from 0 seconds to 100 years"),
@@ -92,21 +96,20 @@ def test_bad_input_is_named_before_anything_is_written(
         ("command_ids", "cannot be sent"),
         ("types", "cannot be sent"),
         ("data", "cannot be sent"),
-        ("size", "cannot be sent"),
         ("delay", "cannot be sent"),
-        ("reply_to", "'nowhere' does not exist"),
+        ("reply_to", "there is no reply queue 'nowhere'"),
+        ("other_queue", "there is no reply queue 'orders__events'"),
     ],
 )
 def test_the_sql_function_checks_too(change: str, words: str) -> None:
     """For those who do not come through Python."""
-    Domain.objects.filter(name="orders").update(max_payload_bytes=100)
     changes: dict[str, dict[str, Any]] = {
         "command_ids": {"command_ids": [None]},
         "types": {"types": [""]},
         "data": {"data": ["[]"]},
-        "size": {"data": ['{"x": "' + 200 * "y" + '"}']},
         "delay": {"delay": [-1.0]},
         "reply_to": {"reply_to": ["nowhere"]},
+        "other_queue": {"reply_to": ["orders__events"]},
     }
     right = {"command_ids": [uuid4()], "types": ["Ship"], "data": ["{}"], "reply_to": None, "delay": None}
     with pytest.raises((InvalidCommandError, UnknownQueueError), match=words), transaction.atomic():
@@ -115,6 +118,25 @@ def test_the_sql_function_checks_too(change: str, words: str) -> None:
             " %(reply_to)s::text[], NULL, %(delay)s::float8[])",
             {**right, **changes[change]},  # type: ignore[arg-type]
         )
+
+
+@pytest.mark.django_db
+def test_too_large_for_its_domain_is_an_answer_and_not_an_error() -> None:
+    Domain.objects.filter(name="orders").update(max_payload_bytes=100)
+    large, small = NewCommand("Ship", uuid4(), {"x": 200 * "y"}), NewCommand("Ship", uuid4(), {})
+    assert BUS.send("orders", [large, small]) == {large.command_id: "TOO_LARGE"}
+    assert nothing_was_written()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_caller_that_manages_transactions_by_hand_can_send() -> None:
+    transaction.set_autocommit(False)
+    try:
+        command_id = send_command("orders", "Ship", uuid4(), {})
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert get_command("orders", command_id) is not None
 
 
 @pytest.mark.django_db
@@ -308,7 +330,7 @@ def test_payloads_are_kept_where_the_setting_asks_for_it() -> None:
 @pytest.mark.django_db
 def test_cancel_says_why_it_cannot() -> None:
     waiting, running = send_command("orders", "Ship", uuid4(), {}, delay=timedelta(minutes=1)), uuid4()
-    cancel_command("orders", waiting, "typo")
+    cancel_command("orders", waiting, "typo \x00 \ud800")
     with pytest.raises(CommandRefusedError, match="its status is CANCELED"):
         cancel_command("orders", waiting)
     send_command("orders", "Ship", running, {})

@@ -35,7 +35,8 @@ def notify_sent(domain: str, using: str) -> None:
     if mode == "in_transaction":
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, '')", [channel(domain)])
-    elif mode == "after_commit":
+    elif mode == "after_commit" and (transaction.get_autocommit(using) or connections[using].in_atomic_block):
+        # (A caller that manages transactions by hand has no commit that Django knows of: polling finds the command.)
         transaction.on_commit(partial(wake, domain, using), using=using, robust=True)
 
 

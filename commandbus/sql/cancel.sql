@@ -18,22 +18,26 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(cancel.domain);
 
-    WITH found AS MATERIALIZED (
-        SELECT c.id, c.command_id, c.status, c.lease_read_ct, c.lease_expires_at
+    -- Only what can be canceled is locked: a refused call must not hold up the worker that runs the command.
+    WITH waiting AS MATERIALIZED (
+        SELECT c.id
         FROM public.command_bus_command c
         WHERE c.domain = cancel.domain AND c.command_id = ANY (cancel.command_ids)
+          AND c.status = 'PENDING' AND c.lease_read_ct IS NULL
         ORDER BY c.id
         FOR UPDATE
     )
-    SELECT array_agg(f.id) FILTER (WHERE f.status = 'PENDING' AND f.lease_read_ct IS NULL),
-           jsonb_object_agg(
-               f.command_id,
-               CASE WHEN f.lease_read_ct IS NOT NULL
-                    THEN format('a worker has leased it until %s; it can be canceled when it waits again', f.lease_expires_at)
-                    WHEN f.status <> 'PENDING' THEN format('its status is %s', f.status) END
+    SELECT array_agg(w.id) INTO _ids FROM waiting w;
+    SELECT jsonb_object_agg(
+               c.command_id,
+               CASE WHEN c.id = ANY (_ids) THEN NULL
+                    WHEN c.lease_read_ct IS NOT NULL
+                    THEN format('a worker has leased it until %s; it can be canceled when it waits again', c.lease_expires_at)
+                    ELSE format('its status is %s', c.status) END
            )
-    INTO _ids, _refused
-    FROM found f;
+    INTO _refused
+    FROM public.command_bus_command c
+    WHERE c.domain = cancel.domain AND c.command_id = ANY (cancel.command_ids);
 
     WITH canceled AS (
         UPDATE public.command_bus_command c

@@ -10,7 +10,7 @@ SET lock_timeout = '3s'
 AS $function$
 DECLARE
     _month timestamptz;
-    _name text;
+    _suffix text;
     _made integer := 0;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('commandbus.create_audit_partitions', 0));
@@ -18,11 +18,12 @@ BEGIN
         SELECT date_trunc('month', clock_timestamp()) + make_interval(months => n)
         FROM generate_series(0, create_audit_partitions.ahead) AS n
     LOOP
-        _name := 'command_bus_audit_p' || to_char(_month, 'YYYY_MM');
-        IF to_regclass('public.' || quote_ident(_name)) IS NULL THEN
+        _suffix := to_char(_month, 'YYYY_MM');
+        IF to_regclass('public.command_bus_audit_p' || _suffix) IS NULL THEN
             EXECUTE format(
-                'CREATE TABLE public.%I (LIKE public.command_bus_audit INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
-                _name);
+                'CREATE TABLE public.command_bus_audit_p%s '
+                '(LIKE public.command_bus_audit INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
+                _suffix);
             IF EXISTS (
                 SELECT FROM public.command_bus_audit_default AS a
                 WHERE a.ts >= _month AND a.ts < _month + interval '1 month'
@@ -33,13 +34,14 @@ BEGIN
                         WITH moved AS (
                             DELETE FROM public.command_bus_audit_default WHERE ts >= $1 AND ts < $2 RETURNING *
                         )
-                        INSERT INTO public.%I SELECT * FROM moved
-                    $query$, _name)
+                        INSERT INTO public.command_bus_audit_p%s SELECT * FROM moved
+                    $query$, _suffix)
                 USING _month, _month + interval '1 month';
             END IF;
             EXECUTE format(
-                'ALTER TABLE public.command_bus_audit ATTACH PARTITION public.%I FOR VALUES FROM (%L) TO (%L)',
-                _name, _month, _month + interval '1 month');
+                'ALTER TABLE public.command_bus_audit ATTACH PARTITION public.command_bus_audit_p%s '
+                'FOR VALUES FROM (%L) TO (%L)',
+                _suffix, _month, _month + interval '1 month');
             _made := _made + 1;
         END IF;
     END LOOP;

@@ -1,5 +1,5 @@
--- Moves the end of leases to `seconds` from now. Answers the ids whose lease it moved. A command that somebody is
--- changing at this moment is skipped: it is being finished, or the next call moves it.
+-- Moves the end of leases to `seconds` from now. Answers the ids whose lease is still held. A command that somebody has
+-- locked at this moment is answered but not moved: it is being finished, or the next call moves it.
 CREATE OR REPLACE FUNCTION commandbus.extend(
     domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], seconds double precision
 )
@@ -12,7 +12,6 @@ SET enable_mergejoin = off
 AS $function$
 DECLARE
     _until timestamptz := clock_timestamp() + make_interval(secs => extend.seconds);
-    _ids uuid[];
     _msg_ids bigint[];
 BEGIN
     PERFORM commandbus.require_read_committed();
@@ -30,13 +29,18 @@ BEGIN
         SET lease_expires_at = _until
         FROM held h
         WHERE c.id = h.id
-        RETURNING c.command_id, c.msg_id
+        RETURNING c.msg_id
     )
-    SELECT array_agg(e.command_id), array_agg(e.msg_id) INTO _ids, _msg_ids FROM extended e;
+    SELECT array_agg(e.msg_id) INTO _msg_ids FROM extended e;
 
-    IF _ids IS NOT NULL THEN
+    IF _msg_ids IS NOT NULL THEN
         PERFORM pgmq.set_vt(extend.domain || '__commands', _msg_ids, _until);
-        RETURN QUERY SELECT unnest(_ids);
     END IF;
+    RETURN QUERY
+    SELECT c.command_id
+    FROM unnest(extend.command_ids, extend.msg_ids, extend.read_cts) AS w(command_id, msg_id, read_ct)
+    JOIN public.command_bus_command c
+        ON c.domain = extend.domain AND c.command_id = w.command_id
+       AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
 END;
 $function$;

@@ -44,18 +44,20 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(operator_resolve.domain);
 
-    WITH found AS MATERIALIZED (
-        SELECT c.id, c.command_id, c.status
+    WITH troubled AS MATERIALIZED (
+        SELECT c.id
         FROM public.command_bus_command c
         WHERE c.domain = operator_resolve.domain AND c.command_id = ANY (operator_resolve.command_ids)
+          AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
         ORDER BY c.id
         FOR UPDATE
     )
-    SELECT array_agg(f.id) FILTER (WHERE f.status = 'IN_TROUBLESHOOTING_QUEUE'),
-           jsonb_object_agg(f.command_id, CASE WHEN f.status <> 'IN_TROUBLESHOOTING_QUEUE'
-                                               THEN format('its status is %s', f.status) END)
-    INTO _ids, _refused
-    FROM found f;
+    SELECT array_agg(t.id) INTO _ids FROM troubled t;
+    SELECT jsonb_object_agg(c.command_id, CASE WHEN (c.id = ANY (_ids)) IS NOT TRUE
+                                               THEN format('its status is %s', c.status) END)
+    INTO _refused
+    FROM public.command_bus_command c
+    WHERE c.domain = operator_resolve.domain AND c.command_id = ANY (operator_resolve.command_ids);
 
     WITH resolved AS (
         UPDATE public.command_bus_command c

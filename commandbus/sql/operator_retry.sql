@@ -23,35 +23,40 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(operator_retry.domain);
 
+    WITH troubled AS MATERIALIZED (
+        SELECT c.id
+        FROM public.command_bus_command c
+        WHERE c.domain = operator_retry.domain AND c.command_id = ANY (operator_retry.command_ids)
+          AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
+        ORDER BY c.id
+        FOR UPDATE
+    )
+    SELECT array_agg(t.id) INTO _ids FROM troubled t;
+
     -- PGMQ has no function that reads its archive.
     EXECUTE format(
         $query$
-            WITH found AS MATERIALIZED (
-                SELECT c.*
-                FROM public.command_bus_command c
-                WHERE c.domain = $1 AND c.command_id = ANY ($2)
-                ORDER BY c.id
-                FOR UPDATE
-            ), readable AS (
-                SELECT f.id, f.command_id, f.status,
+            WITH readable AS (
+                SELECT f.id, f.command_id, f.status, f.id = ANY ($3) AS troubled,
                        coalesce(a.message, CASE WHEN p.payload_json IS NOT NULL THEN jsonb_build_object(
                            'command_id', f.command_id, 'type', f.command_type, 'domain', f.domain,
                            'correlation_id', f.correlation_id, 'reply_to', f.reply_queue, 'created_at', f.created_at,
                            'data', p.payload_json) END) AS message
-                FROM found f
+                FROM public.command_bus_command f
                 LEFT JOIN pgmq.%I a ON a.msg_id = f.msg_id
                 LEFT JOIN public.command_bus_payload_archive p ON p.domain = f.domain AND p.command_id = f.command_id
+                WHERE f.domain = $1 AND f.command_id = ANY ($2)
                 ORDER BY f.id
             )
-            SELECT array_agg(r.id) FILTER (WHERE r.status = 'IN_TROUBLESHOOTING_QUEUE' AND r.message IS NOT NULL),
-                   array_agg(r.message) FILTER (WHERE r.status = 'IN_TROUBLESHOOTING_QUEUE' AND r.message IS NOT NULL),
+            SELECT array_agg(r.id) FILTER (WHERE r.troubled AND r.message IS NOT NULL),
+                   array_agg(r.message) FILTER (WHERE r.troubled AND r.message IS NOT NULL),
                    jsonb_object_agg(r.command_id, CASE
-                       WHEN r.status <> 'IN_TROUBLESHOOTING_QUEUE' THEN format('its status is %%s', r.status)
+                       WHEN r.troubled IS NOT TRUE THEN format('its status is %%s', r.status)
                        WHEN r.message IS NULL THEN 'its payload is no longer in the archive' END)
             FROM readable r
         $query$, 'a_' || _queue)
     INTO _ids, _messages, _refused
-    USING operator_retry.domain, operator_retry.command_ids;
+    USING operator_retry.domain, operator_retry.command_ids, _ids;
 
     IF _ids IS NOT NULL THEN
         SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_queue, _messages, _now) AS s(msg_id);

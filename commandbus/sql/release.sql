@@ -1,5 +1,7 @@
--- Gives leased commands back that were not started: visible at once, and the attempt is theirs again.
-CREATE OR REPLACE FUNCTION commandbus.release(domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[])
+-- Gives leased commands back that were not started: visible after `delay` seconds, and the attempt is theirs again.
+CREATE OR REPLACE FUNCTION commandbus.release(
+    domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], delay double precision DEFAULT 0
+)
 RETURNS SETOF uuid
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -40,7 +42,7 @@ BEGIN
     SELECT array_agg(r.command_id), array_agg(r.msg_id) INTO _ids, _msg_ids FROM released r;
 
     IF _ids IS NOT NULL THEN
-        PERFORM pgmq.set_vt(release.domain || '__commands', _msg_ids, _now);
+        PERFORM pgmq.set_vt(release.domain || '__commands', _msg_ids, _now + make_interval(secs => release.delay));
         RETURN QUERY SELECT unnest(_ids);
     END IF;
 END;

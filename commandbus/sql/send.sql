@@ -1,8 +1,9 @@
 -- Sends commands in the caller's transaction. Answers one row per command id:
 --   SENT       it is new
 --   DUPLICATE  it was sent before with the same type and data; nothing was done
---   CONFLICT   it was sent before with another type or other data; then nothing of the whole call was written
--- A duplicate never breaks the caller's transaction.
+--   CONFLICT   it was sent before with another type or other data
+--   TOO_LARGE  its data takes more bytes than the domain allows
+-- After one of the last two, nothing of the whole call was written. None of them breaks the caller's transaction.
 --
 -- The messages go out before the rows, so that each row is written once, with its message's id. A message whose row
 -- then loses a race against a twin is taken back before anyone could see it.
@@ -30,6 +31,7 @@ DECLARE
     _queue text := send.domain || '__commands';
     _now timestamptz := clock_timestamp();
     _bad record;
+    _too_large uuid[];
     _conflicts uuid[];
     _ids uuid[];
     _types text[];
@@ -54,7 +56,6 @@ BEGIN
     WHERE i.command_id IS NULL
        OR coalesce(length(i.command_type) NOT BETWEEN 1 AND 255, true)
        OR coalesce(jsonb_typeof(i.data) <> 'object', true)
-       OR octet_length(i.data::text) > _domain.max_payload_bytes
        OR NOT coalesce(i.delay, 0) BETWEEN 0 AND 3155760000
        OR i.max_attempts < 1
     LIMIT 1;
@@ -62,30 +63,32 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'CB002',
             MESSAGE = format('command %s (number %s) of type %L cannot be sent', _bad.command_id, _bad.ordinal, _bad.command_type),
-            HINT = format(
-                'Each command needs an id, a type of 1 to 255 characters, a JSON object of at most %s bytes, '
-                'a delay of 0 seconds to 100 years and at least one attempt', _domain.max_payload_bytes);
+            HINT = 'Each command needs an id, a type of 1 to 255 characters, a JSON object, '
+                   'a delay of 0 seconds to 100 years and at least one attempt';
     END IF;
 
     IF send.reply_to IS NOT NULL THEN
         SELECT r.queue INTO _bad
         FROM (SELECT DISTINCT r FROM unnest(send.reply_to) AS r WHERE r IS NOT NULL) AS r(queue)
         WHERE r.queue NOT IN (SELECT q.queue_name FROM pgmq.list_queues() AS q)
+           OR r.queue ~ '__(commands|events|events_dlq)$'
         LIMIT 1;
         IF FOUND THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'CB004',
-                MESSAGE = format('reply queue %L does not exist', _bad.queue),
+                MESSAGE = format('there is no reply queue %L', _bad.queue),
                 HINT = 'Reply to the queue of a registered domain, such as ' || _domain.reply_queue;
         END IF;
     END IF;
 
     -- The new ones come out in id order, so that two senders of the same ids do not deadlock.
     WITH hashed AS (
-        SELECT i.*, sha256(convert_to(i.command_type || E'\n' || i.data::text, 'UTF8')) AS content_hash
+        SELECT i.*, octet_length(t.body) AS size,
+               sha256(convert_to(i.command_type || E'\n' || t.body, 'UTF8')) AS content_hash
         FROM unnest(send.command_ids, send.command_types, send.data, send.reply_to, send.correlation_ids,
                     send.delays, send.max_attempts)
-            WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, max_attempts, ordinal)
+            WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, max_attempts, ordinal),
+             LATERAL (SELECT i.data::text AS body) AS t
     ), incoming AS (
         SELECT h.*,
                first_value(h.content_hash) OVER same_id AS first_hash,
@@ -99,7 +102,8 @@ BEGIN
         LEFT JOIN public.command_bus_command_type t ON t.domain = send.domain AND t.command_type = i.command_type
         ORDER BY i.command_id, i.ordinal
     )
-    SELECT array_agg(k.command_id) FILTER (WHERE k.content_hash <> coalesce(k.known_hash, k.first_hash)),
+    SELECT array_agg(k.command_id) FILTER (WHERE k.size > _domain.max_payload_bytes),
+           array_agg(k.command_id) FILTER (WHERE k.content_hash <> coalesce(k.known_hash, k.first_hash)),
            array_agg(k.command_id) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
            array_agg(k.command_type) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
            array_agg(k.data) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
@@ -110,7 +114,7 @@ BEGIN
            array_agg(coalesce(k.max_attempts, k.type_max_attempts, _domain.max_attempts))
                FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
            min(coalesce(k.delay, 0)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1)
-    INTO _conflicts, _ids, _types, _data, _hashes, _reply_queues, _correlation_ids, _delays, _max_attempts, _first_delay
+    INTO _too_large, _conflicts, _ids, _types, _data, _hashes, _reply_queues, _correlation_ids, _delays, _max_attempts, _first_delay
     FROM known k;
 
     IF _domain.unique_globally THEN
@@ -120,8 +124,11 @@ BEGIN
             JOIN public.command_bus_command k ON k.command_id = i.command_id AND k.unique_globally
         );
     END IF;
-    IF cardinality(_conflicts) > 0 THEN
-        RETURN QUERY SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c;
+    IF cardinality(_conflicts) > 0 OR _too_large IS NOT NULL THEN
+        RETURN QUERY
+        SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c
+        UNION
+        SELECT DISTINCT t, 'TOO_LARGE' FROM unnest(_too_large) AS t WHERE t <> ALL (coalesce(_conflicts, '{}'));
         RETURN;
     END IF;
 

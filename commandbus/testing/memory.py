@@ -181,7 +181,7 @@ class InMemoryBus:
             statuses[stored.command_id] = stored.status
         return statuses
 
-    def release(self, domain: str, leases: Sequence[Lease]) -> set[UUID]:
+    def release(self, domain: str, leases: Sequence[Lease], delay: float = 0) -> set[UUID]:
         released = set()
         for lease in leases:
             stored = self._leased(domain, lease)
@@ -190,7 +190,7 @@ class InMemoryBus:
                 stored.attempts -= 1
                 stored.status = Status.PENDING
                 stored.audit.append((AuditEvent.RELEASED, {}))
-                self.pgmq.set_vt(f"{domain}__commands", [stored.msg_id], 0)
+                self.pgmq.set_vt(f"{domain}__commands", [stored.msg_id], delay)
                 released.add(stored.command_id)
         return released
 
@@ -305,7 +305,7 @@ class InMemoryBus:
 
 
 def _content(command: NewCommand | StoredCommand) -> tuple[str, str]:
-    return command.command_type, json.dumps(command.data, sort_keys=True)
+    return command.command_type, json.dumps(json.loads(json_object(command.data, "data")), sort_keys=True)
 
 
 def _remember(stored: StoredCommand, error: ErrorInfo) -> None:

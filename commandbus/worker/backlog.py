@@ -8,6 +8,7 @@ from collections import deque
 
 from commandbus.worker.execute import Work
 
+REMEMBERED_SECONDS = 10.0
 MOST = 500
 """However fast the handlers are, more than this per read gains nothing."""
 
@@ -23,7 +24,7 @@ class Backlog:
         self._started: dict[int, float] = {}
         self._held = 0
         self._closed = False
-        self._seconds_per_command: float | None = None
+        self._seconds: dict[str, tuple[float, float]] = {}  # by command type: of one command, and when that was seen
 
     def put(self, work: Work) -> None:
         with self._lock:
@@ -42,13 +43,25 @@ class Backlog:
             self._started[id(work)] = time.monotonic()
             return work
 
-    def done(self, work: Work) -> None:
+    def done(self, work: Work, *, ran: bool = True) -> None:
         with self._lock:
-            count = len(work.received)
-            seconds = (time.monotonic() - self._started.pop(id(work))) / count
-            known = self._seconds_per_command
-            self._seconds_per_command = seconds if known is None else 0.8 * known + 0.2 * seconds
-            self._held -= count
+            now = time.monotonic()
+            seconds = (now - self._started.pop(id(work))) / len(work.received)
+            if ran:
+                command_type = work.received[0].command.command_type
+                known, _ = self._seconds.get(command_type, (seconds, now))
+                self._seconds[command_type] = (0.8 * known + 0.2 * seconds, now)
+            self._held -= len(work.received)
+
+    def surplus(self) -> list[Work]:
+        """What was fetched in the belief that handlers are quicker than they are: to be given back, newest first."""
+        with self._lock:
+            rest = []
+            while self._waiting and self._held > 2 * self._limit():
+                work = self._waiting.pop()
+                self._held -= len(work.received)
+                rest.append(work)
+            return rest
 
     def close(self) -> list[Work]:
         """Start nothing more, and answer what was not started."""
@@ -75,8 +88,10 @@ class Backlog:
 
     def _limit(self) -> int:
         at_once = max(self.executors, self.largest_batch)
-        if self._seconds_per_command is None:
+        since = time.monotonic() - REMEMBERED_SECONDS
+        slowest = max((seconds for seconds, seen in self._seconds.values() if seen > since), default=None)
+        if slowest is None:
             return at_once
         # A quarter of the lease for waiting leaves the rest for running, also when the estimate was too low.
-        startable = self.executors * self.vt / 4 / max(self._seconds_per_command, 1e-6)
+        startable = self.executors * self.vt / 4 / max(slowest, 1e-6)
         return max(self.executors, min(max(MOST, 2 * at_once), int(startable)))

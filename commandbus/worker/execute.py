@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from asgiref.sync import async_to_sync
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from commandbus import conf
-from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError, TransientCommandError
-from commandbus.handlers import Handler, HandlerFunction
-from commandbus.messages import ErrorInfo, Failure, Finish, Lease, Reason, ReceivedCommand, Status, json_object
+from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError
+from commandbus.handlers import Handler
+from commandbus.messages import (
+    ErrorInfo,
+    Failure,
+    Finish,
+    Lease,
+    Reason,
+    ReceivedCommand,
+    Status,
+    json_object,
+)
 from commandbus.policies import Classifier, Decision, End, Retry, RetryPolicy, Troubleshoot
 from commandbus.transitions import Transitions
+from commandbus.worker.call import call
 from commandbus.worker.context import Context
+from commandbus.worker.errors import error_info
 from commandbus.worker.log import log
+from commandbus.worker.log import logger as worker_logger
+
+LOST_CONNECTIONS = 3
+"""How often a command may lose the connection of its handler before that counts as an attempt: it may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,7 @@ class Release:
     """The delivery did not count: give the command back with its attempt."""
 
     lease: Lease
+    delay: float = 0
 
 
 Outcome = Finish | Failure | Release
@@ -55,9 +67,11 @@ class Executor:
     node: str = "test"
     extend: Callable[[str, list[Lease], float], set[UUID]] | None = None
     """How a handler's lease is extended: outside its transaction, which would hide it from all others."""
+    lost: dict[UUID, int] = field(default_factory=dict)
+    """How often each command has lost its connection."""
 
     def execute(self, work: Work) -> list[Outcome]:
-        """Run the handler. Raises nothing that a handler can cause."""
+        """Run the handler and answer what is left to tell the database. Raises nothing that a handler can cause."""
         if work.handler is None:
             return [_no_handler(work, received) for received in work.received]
         broken = [received for received in work.received if not isinstance(received.command.data, Mapping)]
@@ -67,19 +81,23 @@ class Executor:
         outcomes: list[Outcome]
         try:
             if work.handler.transactional and self.using is not None:
-                with _watched_connection(self.using, opens=True):
+                _connect(self.using)
+                with _watched_connection(self.using):
                     outcomes = self._run_in_transaction(work, work.handler)
             else:
-                with _watched_connection(self.using, opens=False):
+                with _watched_connection(self.using):
                     outcomes = list(self._run(work, work.handler))
         except LeaseLostError:
             _log(logging.WARNING, "lease.lost", work)
             # The effects were rolled back. Whoever of the group still has its lease starts again elsewhere.
-            return [Release(received.lease) for received in work.received]
-        except ConnectionLostError:
+            return [Release(received.lease, delay=1.0) for received in work.received]
+        except ConnectionLostError as error:
             _log(logging.WARNING, "connection.lost", work)
-            return [Release(received.lease) for received in work.received]
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            return [self._after_lost_connection(error, work, work.handler, received) for received in work.received]
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, also what would end our thread
+            if len(work.received) > 1 and work.handler.transactional and self.using is not None:
+                # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
+                return [outcome for one in work.received for outcome in self.execute(replace(work, received=(one,)))]
             return [self._after(error, work, work.handler, received) for received in work.received]
         _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
         return outcomes
@@ -89,20 +107,31 @@ class Executor:
         return self.execute(Work(work.domain, work.handler, rest, work.fetched_at)) if rest else []
 
     def _run_in_transaction(self, work: Work, handler: Handler) -> list[Outcome]:
-        with transaction.atomic(using=self.using):
-            finishes = self._run(work, handler)
-            # The last statement of the handler's own transaction: its effects and its end commit together.
-            done = self.transitions.finish(work.domain, finishes)
-            if len(done) < len(finishes):
-                raise LeaseLostError(f"{len(finishes) - len(done)} of {len(finishes)} leases ran out")
+        committed: list[bool] = []
+        try:
+            with transaction.atomic(using=self.using):
+                transaction.on_commit(partial(committed.append, True), using=self.using)  # runs before the handler's
+                self._run_and_finish(work, handler)
+        except Exception:
+            if not committed:
+                raise
+            _log(logging.ERROR, "after_commit.raised", work)  # the command has ended; only a callback has failed
+            worker_logger.exception("a callback of transaction.on_commit failed")
         return []
+
+    def _run_and_finish(self, work: Work, handler: Handler) -> None:
+        finishes = self._run(work, handler)
+        # The last statement of the handler's own transaction: its effects and its end commit together.
+        done = self.transitions.finish(work.domain, finishes)
+        if len(done) < len(finishes):
+            raise LeaseLostError(f"{len(finishes) - len(done)} of {len(finishes)} leases ran out")
 
     def _run(self, work: Work, handler: Handler) -> list[Finish]:
         context = self._context(work)
         if handler.batch_size is None:
             [received] = work.received
-            return [_finish(received, _call(handler, received.command, context))]
-        results = _call(handler, [received.command for received in work.received], context)
+            return [_finish(received, call(handler, received.command, context))]
+        results = call(handler, [received.command for received in work.received], context)
         if results is None:
             results = [None] * len(work.received)
         if not isinstance(results, Sequence) or len(results) != len(work.received):
@@ -127,7 +156,17 @@ class Executor:
             extend=extend,
         )
 
-    def _after(self, error: Exception, work: Work, handler: Handler, received: ReceivedCommand) -> Outcome:
+    def _after_lost_connection(
+        self, error: Exception, work: Work, handler: Handler, received: ReceivedCommand
+    ) -> Outcome:
+        command_id = received.command.command_id
+        times = self.lost[command_id] = self.lost.get(command_id, 0) + 1
+        if times < LOST_CONNECTIONS:
+            return Release(received.lease, delay=1.0)
+        del self.lost[command_id]
+        return self._after(error.__cause__ or error, work, handler, received)
+
+    def _after(self, error: BaseException, work: Work, handler: Handler, received: ReceivedCommand) -> Outcome:
         decision = _decide(error, received.attempt, handler.policy)
         info = error_info(error)
         _log(
@@ -153,9 +192,19 @@ class ConnectionLostError(Exception):
     """It was not the handler that failed but the connection to the database that it runs in."""
 
 
+IDLE_IN_TRANSACTION = "25P03"  # PostgreSQL has ended the session because of the handler
+
+
+def _connect(using: str) -> None:
+    try:
+        connections[using].ensure_connection()
+    except (DatabaseError, InterfaceError) as error:
+        raise ConnectionLostError from error
+
+
 @contextmanager
-def _watched_connection(using: str | None, *, opens: bool) -> Iterator[None]:
-    """Tell a lost connection from an error of the handler. With `opens`, one that cannot be opened is lost too.
+def _watched_connection(using: str | None) -> Iterator[None]:
+    """Tell a lost connection from an error of the handler.
 
     Django replaces a broken connection silently while it leaves an atomic block, so we look at the one from before.
     """
@@ -163,16 +212,12 @@ def _watched_connection(using: str | None, *, opens: bool) -> Iterator[None]:
         yield
         return
     wrapper = connections[using]
-    try:
-        if opens:
-            wrapper.ensure_connection()
-    except (DatabaseError, InterfaceError) as error:
-        raise ConnectionLostError from error
     before = wrapper.connection
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
-        if before is None or not before.closed:
+        # "broken" is not "closed": a handler that closes its connection itself has not lost it.
+        if before is None or not before.broken or getattr(error.__cause__, "sqlstate", None) == IDLE_IN_TRANSACTION:
             raise
         if wrapper.connection is before:
             wrapper.close()
@@ -183,7 +228,7 @@ def apply(transitions: Transitions, domain: str, outcomes: Sequence[Outcome]) ->
     """Tell the database, in one call per kind. Outcomes whose lease was lost meanwhile have no effect."""
     finishes = [outcome for outcome in outcomes if isinstance(outcome, Finish)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    releases = [outcome.lease for outcome in outcomes if isinstance(outcome, Release)]
+    releases = [outcome for outcome in outcomes if isinstance(outcome, Release)]
     if finishes:
         _log_lost(domain, finishes, transitions.finish(domain, finishes))
     if failures:
@@ -192,56 +237,11 @@ def apply(transitions: Transitions, domain: str, outcomes: Sequence[Outcome]) ->
         for command_id, status in statuses.items():
             event = "command.retry" if status is Status.PENDING else "command.troubleshooting"
             log(logging.WARNING, event, domain=domain, command_id=command_id)
-    if releases:
-        transitions.release(domain, releases)
+    for delay in {release.delay for release in releases}:
+        transitions.release(domain, [release.lease for release in releases if release.delay == delay], delay)
 
 
-def error_info(error: BaseException) -> ErrorInfo:
-    code = getattr(error, "code", None)
-    return ErrorInfo(
-        type=type(error).__name__,
-        code=str(code) if code is not None else type(error).__name__,
-        message=str(getattr(error, "message", None) or error),
-        details=getattr(error, "details", None) if isinstance(getattr(error, "details", None), Mapping) else None,
-        traceback="".join(traceback.format_exception(type(error), error, _handlers_frames(error))),
-    )
-
-
-def _handlers_frames(error: BaseException) -> TracebackType | None:
-    """The traceback from the handler on: how we called it is of no interest to who reads it."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(("commandbus.", "asgiref.")):
-        frames = frames.tb_next
-    return frames or error.__traceback__
-
-
-def _call(handler: Handler, *arguments: object) -> Any:
-    """Call the handler and hold it to its timeout. A coroutine is interrupted; a function is judged when it returns."""
-    function, timeout = handler.function, handler.timeout
-    started = time.monotonic()
-    try:
-        if inspect.iscoroutinefunction(function):
-            return async_to_sync(_within)(timeout, function, *arguments)
-        result = function(*arguments)
-    except TimeoutError as error:
-        if timeout is None or time.monotonic() - started < timeout:
-            raise  # the handler's own
-        raise _timed_out(handler) from error
-    if timeout is not None and time.monotonic() - started > timeout:
-        raise _timed_out(handler)
-    return result
-
-
-async def _within(timeout: float | None, function: HandlerFunction, *arguments: object) -> Any:
-    async with asyncio.timeout(timeout):
-        return await function(*arguments)
-
-
-def _timed_out(handler: Handler) -> TransientCommandError:
-    return TransientCommandError("TIMEOUT", f"the handler {handler.name} took longer than {handler.timeout} seconds")
-
-
-def _decide(error: Exception, attempt: int, policy: RetryPolicy) -> Decision:
+def _decide(error: BaseException, attempt: int, policy: RetryPolicy) -> Decision:
     return Classifier(conf.current().exceptions).decide(error, attempt, policy)
 
 

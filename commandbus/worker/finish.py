@@ -10,12 +10,17 @@ from collections import defaultdict
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from commandbus.messages import Failure, Reason
 from commandbus.transitions import PostgresTransitions
+from commandbus.worker.errors import error_info
 from commandbus.worker.execute import Outcome, apply
 from commandbus.worker.log import log
 
 GROUP = 500
 GIVE_UP_SECONDS = 10.0
+LOCK_TIMEOUT = "2s"
+PASSING = ("40", "53", "55", "57")
+"""Classes of SQLSTATE that say nothing against the outcome: deadlock, no resources, a lock held by others, canceled."""
 
 
 class Finisher(threading.Thread):
@@ -28,11 +33,19 @@ class Finisher(threading.Thread):
         super().__init__(name=f"commandbus-finish-{using}", daemon=True)
         self.transitions = PostgresTransitions(using)
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
+        self._unfinished = 0
+        self._lock = threading.Lock()
         self._stopped_at: float | None = None
 
     def put(self, domain: str, outcomes: list[Outcome]) -> None:
+        with self._lock:
+            self._unfinished += len(outcomes)
         for outcome in outcomes:
             self._outcomes.put((domain, outcome))
+
+    def is_idle(self) -> bool:
+        with self._lock:
+            return self._unfinished == 0
 
     def stop(self) -> None:
         """Finish what is there, then end."""
@@ -44,6 +57,8 @@ class Finisher(threading.Thread):
             while (group := self._next_group()) is not None:
                 for domain, outcomes in group.items():
                     self._apply(domain, outcomes)
+                    with self._lock:
+                        self._unfinished -= len(outcomes)
         finally:
             connections[self.transitions.using].close()
 
@@ -69,22 +84,52 @@ class Finisher(threading.Thread):
         pause = 0.1
         while True:
             try:
+                self._limit_waiting()
                 apply(self.transitions, domain, outcomes)
                 return
-            except (DatabaseError, InterfaceError) as error:
-                connection = connections[self.transitions.using]
-                lost = connection.connection is None or not connection.is_usable()
-                connection.close()
-                if not lost and len(outcomes) > 1:
-                    # One of the group does not go through. The others must not suffer.
+            except Exception as error:  # noqa: BLE001 - this thread must not end: all others rely on it
+                passing = self._is_passing(error)
+                if len(outcomes) > 1 and not self._is_away():
+                    # One of the group does not go through, or somebody has locked it. The others must not suffer.
                     for outcome in outcomes:
                         self._apply(domain, [outcome])
                     return
-                if not lost or self._must_give_up():
-                    log(logging.ERROR, "finish.failed", domain=domain, count=len(outcomes), error=error)
+                if not passing:
+                    self._refused(domain, outcomes, error)
+                    return
+                if self._must_give_up():
+                    log(logging.ERROR, "finish.given_up", domain=domain, count=len(outcomes), error=error)
                     return
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0)
+
+    def _limit_waiting(self) -> None:
+        """Nobody's lock on one command may hold up the others for longer than this."""
+        with connections[self.transitions.using].cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+
+    def _is_passing(self, error: Exception) -> bool:
+        """Whether the same call may go through later. Closes a connection that is lost."""
+        if not isinstance(error, DatabaseError | InterfaceError):
+            return False
+        if self._is_away():
+            connections[self.transitions.using].close()
+            return True
+        return (getattr(error.__cause__, "sqlstate", None) or "").startswith(PASSING)
+
+    def _is_away(self) -> bool:
+        connection = connections[self.transitions.using]
+        return connection.connection is None or not connection.is_usable()
+
+    def _refused(self, domain: str, outcomes: list[Outcome], error: Exception) -> None:
+        """The database will never take this outcome. An operator has to know, or the command would run for ever."""
+        [outcome] = outcomes
+        log(logging.ERROR, "finish.refused", domain=domain, command_id=outcome.lease.command_id, error=error)
+        failure = Failure(outcome.lease, error_info(error), reason=Reason.PERMANENT)
+        try:
+            self.transitions.fail(domain, [failure])
+        except Exception as second:  # noqa: BLE001
+            log(logging.ERROR, "finish.failed", domain=domain, command_id=outcome.lease.command_id, error=second)
 
     def _must_give_up(self) -> bool:
         return self._stopped_at is not None and time.monotonic() - self._stopped_at > GIVE_UP_SECONDS

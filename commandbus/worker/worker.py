@@ -23,7 +23,7 @@ from commandbus.models import Domain
 from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, Listener, clear_idle, set_idle
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.backlog import Backlog
-from commandbus.worker.execute import Executor, Release, Work
+from commandbus.worker.execute import Executor, Outcome, Release, Work
 from commandbus.worker.finish import Finisher
 from commandbus.worker.log import log
 
@@ -66,6 +66,9 @@ class Worker:
         self.node_ids: dict[str, UUID] = {}
         self._stopping = threading.Event()
         self._changed = threading.Event()
+        self._ended = threading.Event()
+        self._listening = options.use_notify and config.notify != "off"
+        self._lost: dict[UUID, int] = {}
         batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
         self._backlog = Backlog(options.concurrency, options.vt, max(batches, default=1))
         self._finishers = {using: Finisher(using) for using in self.aliases}
@@ -91,32 +94,39 @@ class Worker:
         )
         try:
             while not self._stopping.is_set():
-                if not self.fetch_once():
-                    self._wait_for_work()
+                was_idle = self._is_idle()
+                found = self.fetch_once()
+                if found == 0:
+                    self._wait_for_work(was_idle)
+                elif found is None:
+                    self._sleep()
         finally:
             self._stopping.set()
-            self._shut_down(executors, [heart, *listeners])
+            self._shut_down(executors, listeners, heart)
 
     def stop(self) -> None:
-        """Finish what runs, give back the rest, end. Safe to call from a signal handler."""
+        """Finish what runs, give back the rest, end. For other threads; a signal handler must start one for it."""
         self._stopping.set()
         self._changed.set()
 
-    def fetch_once(self) -> int:
-        """Fetch what the executors have room for and answer how much it was."""
+    def fetch_once(self) -> int | None:
+        """Fetch what the executors have room for and answer how much it was; None if we could not look."""
         room = self._room()
         if room <= 0 or self._stopping.is_set():
-            return 0
+            return None
         found = 0
         domains = list(self.databases)
         for offset in range(len(domains)):
             domain = domains[(self._next_domain + offset) % len(domains)]
             if room - found > 0:
-                found += self._fetch(domain, room - found)
+                fetched = self._fetch(domain, room - found)
+                if fetched is None:
+                    return None
+                found += fetched
         self._next_domain = (self._next_domain + 1) % len(domains)  # so that one busy domain does not starve another
         return found
 
-    def _fetch(self, domain: str, room: int) -> int:
+    def _fetch(self, domain: str, room: int) -> int | None:
         using = self.databases[domain]
         try:
             received = PostgresTransitions(using).receive(
@@ -126,7 +136,7 @@ class Worker:
             log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
             connections[using].close()
             self._stopping.wait(1.0)
-            return 0
+            return None
         self._fetched += len(received)
         for work in self._group(domain, received):
             self._backlog.put(work)
@@ -150,18 +160,23 @@ class Worker:
         room = self._backlog.room()
         if self.options.max_commands is not None:
             room = min(room, self.options.max_commands - self._fetched)
-            if self._fetched >= self.options.max_commands and self._backlog.is_idle():
+            if self._fetched >= self.options.max_commands and self._is_idle():
                 self.stop()
         return room
 
-    def _wait_for_work(self) -> None:
-        """Nothing was fetched. Say so, look once more, and sleep until something changes."""
-        if self._backlog.is_idle():
-            if self.options.until_empty:
-                self.stop()
-                return
-            if self.options.use_notify and self._announce_idle():
-                return
+    def _is_idle(self) -> bool:
+        return self._backlog.is_idle() and all(finisher.is_idle() for finisher in self._finishers.values())
+
+    def _wait_for_work(self, was_idle: bool) -> None:
+        """Nothing is ready. Say so, look once more, and sleep until something changes."""
+        if self.options.until_empty and was_idle:  # before the fetch: else a handler may have sent something since
+            self.stop()
+            return
+        if self._listening and self._announce_idle():
+            return
+        self._sleep()
+
+    def _sleep(self) -> None:
         self._changed.wait(self.options.poll_interval)
         self._changed.clear()
 
@@ -179,34 +194,63 @@ class Worker:
         if self._changed.wait(1.2 * NOBODY_IDLE_SECONDS):
             self._changed.clear()
             return True
-        return self.fetch_once() > 0
+        return bool(self.fetch_once())
 
     def _execute_loop(self) -> None:
         executors = {
-            domain: Executor(PostgresTransitions(using), using, self.options.name, self._extend)
+            domain: Executor(PostgresTransitions(using), using, self.options.name, self._extend, self._lost)
             for domain, using in self.databases.items()
         }
         try:
             while (work := self._backlog.take()) is not None:
-                finisher = self._finishers[self.databases[work.domain]]
-                if time.monotonic() - work.fetched_at > self.options.vt / 2:
-                    # Too late to be sure of the lease: better given back than run twice.
-                    finisher.put(work.domain, [Release(received.lease) for received in work.received])
+                ready = self._is_ready(work)
+                if ready:
+                    outcomes = executors[work.domain].execute(work)
+                    self._finishers[self.databases[work.domain]].put(work.domain, outcomes)
                 else:
-                    finisher.put(work.domain, executors[work.domain].execute(work))
-                self._backlog.done(work)
+                    self._give_back(work)
+                self._backlog.done(work, ran=ready)
+                for surplus in self._backlog.surplus():
+                    self._give_back(surplus)
                 if self._backlog.is_low():
                     self._changed.set()
         finally:
             connections.close_all()
 
+    def _is_ready(self, work: Work) -> bool:
+        """Whether the handler can be started: it is early enough to be sure of the lease, and the database is there."""
+        using = self.databases[work.domain]
+        while time.monotonic() - work.fetched_at < self.options.vt / 2:
+            if work.handler is None or not work.handler.transactional:
+                return True
+            try:
+                connections[using].ensure_connection()
+                return True
+            except (DatabaseError, InterfaceError):
+                if self._stopping.wait(0.2):
+                    return False
+        return False
+
+    def _give_back(self, work: Work) -> None:
+        releases: list[Outcome] = [Release(received.lease) for received in work.received]
+        self._finishers[self.databases[work.domain]].put(work.domain, releases)
+
     def _extend(self, domain: str, leases: list[Lease], seconds: float) -> set[UUID]:
-        transitions = PostgresTransitions(self.databases[domain])
-        return self._extender.submit(transitions.extend, domain, leases, seconds).result()
+        """On a connection of its own: in the handler's transaction nobody else would see it."""
+        using = self.databases[domain]
+
+        def extend() -> set[UUID]:
+            try:
+                return PostgresTransitions(using).extend(domain, leases, seconds)
+            except (DatabaseError, InterfaceError):
+                connections[using].close()  # it may have been lost while nobody used it
+                return PostgresTransitions(using).extend(domain, leases, seconds)
+
+        return self._extender.submit(extend).result()
 
     def _heartbeat_loop(self) -> None:
         try:
-            while not self._stopping.wait(nodes.HEARTBEAT_SECONDS):
+            while not self._ended.wait(nodes.HEARTBEAT_SECONDS):
                 for using, node_id in self.node_ids.items():
                     self._try(using, partial(nodes.heartbeat, using, node_id))
         finally:
@@ -247,31 +291,33 @@ class Worker:
             )
 
     def _listeners(self) -> list[Listener]:
-        if not self.options.use_notify or conf.current().notify == "off":
+        if not self._listening:
             return []
         return [
             Listener([domain for domain in self.databases if self.databases[domain] == using], using, self._changed)
             for using in self.aliases
         ]
 
-    def _shut_down(self, executors: list[threading.Thread], others: list[threading.Thread]) -> None:
+    def _shut_down(self, executors: list[threading.Thread], listeners: list[Listener], heart: threading.Thread) -> None:
         for work in self._backlog.close():
-            released = [Release(received.lease) for received in work.received]
-            self._finishers[self.databases[work.domain]].put(work.domain, list(released))
-        for thread in others:
-            if isinstance(thread, Listener):
-                thread.stop()
-        for thread in [*executors, *others]:
+            self._give_back(work)
+        for listener in listeners:
+            listener.stop()
+        for thread in [*executors, *listeners]:
             thread.join()
         self._extender.submit(connections.close_all)
         self._extender.shutdown()
         for finisher in self._finishers.values():
             finisher.stop()
             finisher.join()
+        self._ended.set()  # the heart beats until the last handler has ended
+        heart.join()
         for using, node_id in self.node_ids.items():
             self._try(using, partial(clear_idle, node_id, using))
             self._try(using, partial(nodes.stopped, using, node_id))
         log(logging.INFO, "worker.stopped", node=self.options.name, commands=self._fetched)
+        if threading.current_thread() is not threading.main_thread():
+            connections.close_all()
 
     def _try(self, using: str, action: Callable[[], None]) -> None:
         try:

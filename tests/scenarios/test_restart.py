@@ -28,15 +28,14 @@ def test_a_worker_survives_a_restart_of_postgresql(home: Path) -> None:
         place = {"COMMANDBUS_TEST_HOST": str(server.data), "COMMANDBUS_TEST_DATABASE": "restarted"}
         migrate = [sys.executable, "-m", "django", "migrate", "-v0"]
         subprocess.run(migrate, env=environment(**place), check=True)
-        with worker_process("orders", "--concurrency", "4", "--vt", "60", **place) as worker:
+        with worker_process("orders", "--concurrency", "4", "--vt", "5", **place) as worker:
             for kind in ("PlaceOrder", "SendMail"):
                 with psycopg.connect(server.url("restarted")) as connection:
                     connection.execute(SEND, {"n": 200, "type": kind})
                 wait_until(lambda k=kind: count(server, f"command_type = '{k}' AND status = 'COMPLETED'") > 20)  # type: ignore[misc]
                 server.restart("immediate")
                 wait_until(lambda k=kind: count(server, f"command_type = '{k}' AND status = 'COMPLETED'") == 200)  # type: ignore[misc]
-            worker.terminate()
-            output, _ = worker.communicate(timeout=30)
+            output = worker.end()
         assert worker.returncode == 0, output
         assert count(server, "attempts > 1") == 0
         with psycopg.connect(server.url("restarted")) as connection:

@@ -28,8 +28,7 @@ def test_the_scenarios_of_the_seed(kind: str) -> None:
         troubled = {permanent: "IN_TROUBLESHOOTING_QUEUE", exhausted: "IN_TROUBLESHOOTING_QUEUE"}
         for command_id, expected in {**ended, **troubled}.items():
             wait_until(lambda c=command_id, e=expected: status(c) == e, f"{expected} of {command_id}")  # type: ignore[misc]
-        worker.terminate()
-        output, _ = worker.communicate(timeout=30)
+        output = worker.end()
     assert worker.returncode == 0, output
     assert "worker.started" in output  # also in a project that configures no logging
 

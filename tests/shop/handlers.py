@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django.db import connection
@@ -17,6 +18,7 @@ from commandbus import (
     RetryPolicy,
     TransientCommandError,
     command_handler,
+    send_command,
 )
 from tests.shop.models import Order
 
@@ -69,3 +71,15 @@ def obey(data: dict[str, Any], context: Context) -> None:
         raise BusinessRuleError("NO", "against the rules")
     if data.get("bug"):
         raise RuntimeError("a bug")
+
+
+@command_handler("orders", "AtOnce", retry_policy=RetryPolicy(max_attempts=3, backoff=(0,)))
+def at_once(command: Command, context: Context) -> None:
+    obey(command.data, context)
+
+
+@command_handler("orders", "Chain")
+def chain(command: Command, context: Context) -> None:
+    """Sends the next of its kind until the chain is long enough."""
+    if command.data["length"] > 1:
+        send_command("orders", "Chain", uuid4(), {"length": command.data["length"] - 1})

@@ -12,6 +12,7 @@ from commandbus.api import audit_trail, get_command
 from commandbus.exceptions import (
     BusinessRuleError,
     CommandCanceled,
+    InvalidCommandError,
     PermanentCommandError,
     TransientCommandError,
     UnknownDomainError,
@@ -159,6 +160,11 @@ def test_two_contents_under_one_id_in_one_call_conflict(setup: Setup) -> None:
 def test_an_unknown_domain_is_an_error_that_names_the_known_ones(setup: Setup) -> None:
     with pytest.raises(UnknownDomainError, match=r"'nowhere' is not registered; known: .*orders"):
         setup.bus.send("nowhere", [new()])
+
+
+def test_data_that_json_cannot_hold_is_refused(setup: Setup) -> None:
+    with pytest.raises(InvalidCommandError, match="is a set"):
+        setup.bus.send(DOMAIN, [NewCommand("Ship", uuid4(), {"tags": {1, 2}})])
 
 
 def test_a_delayed_command_waits(setup: Setup) -> None:
@@ -341,6 +347,10 @@ def test_a_released_command_comes_back_at_once_with_its_attempt(setup: Setup) ->
     [again] = setup.bus.receive(DOMAIN, qty=1, vt=30)
     assert again.attempt == 1
     assert setup.events(command.command_id) == ["SENT", "RECEIVED", "RELEASED", "RECEIVED"]
+    setup.bus.release(DOMAIN, [again.lease], 10)
+    assert setup.bus.receive(DOMAIN, qty=1, vt=30) == []
+    setup.advance(11)
+    assert len(setup.bus.receive(DOMAIN, qty=1, vt=30)) == 1
 
 
 def test_a_lease_that_ran_out_has_no_power(setup: Setup) -> None:

@@ -38,17 +38,17 @@ def test_time_passes_when_the_test_says_so(
 def test_a_command_that_sends_another_is_followed(
     db: None, commandbus_run: Callable[..., int], commandbus_handlers: HandlerRegistry
 ) -> None:
-    @command_handler("orders", "Chain")
-    def chain(command: object, context: object) -> None:
+    @command_handler("orders", "Once")
+    def once(command: object, context: object) -> None:
         send()
 
-    send("Chain")
+    send("Once")
     assert commandbus_run("orders") == 2
     assert commandbus_run("orders", limit=0) == 0
 
 
 def test_handlers_of_a_test_are_gone_after_it(commandbus_handlers: HandlerRegistry) -> None:
-    assert commandbus_handlers.get("orders", "Chain") is None
+    assert commandbus_handlers.get("orders", "Once") is None
     assert commandbus_handlers.get("orders", "PlaceOrder") is not None
 
 

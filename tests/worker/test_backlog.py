@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -34,12 +35,34 @@ def test_what_runs_counts_as_held_until_it_is_done() -> None:
 
 def test_quick_handlers_are_fetched_for_ahead_and_slow_ones_not() -> None:
     backlog = Backlog(executors=4, vt=30)
-    backlog._seconds_per_command = 0.001
+    backlog._seconds = {"T": (0.001, time.monotonic())}
     assert backlog.room() == MOST
-    backlog._seconds_per_command = 1.0
+    backlog._seconds["slow"] = (1.0, time.monotonic())
     assert backlog.room() == 30  # four executors start 30 of them in a quarter of the lease
-    backlog._seconds_per_command = 100.0
+    backlog._seconds["slow"] = (100.0, time.monotonic())
     assert backlog.room() == 4
+    backlog._seconds["slow"] = (100.0, time.monotonic() - 60)
+    assert backlog.room() == MOST  # the slow ones have not been seen for a while
+
+
+def test_what_turns_out_to_be_too_much_is_given_back() -> None:
+    backlog = Backlog(executors=2, vt=30)
+    works = [work() for _ in range(10)]
+    for one in works:
+        backlog.put(one)
+    backlog._seconds = {"T": (100.0, time.monotonic())}
+    assert backlog.surplus() == works[:3:-1]
+    assert backlog.room() == 0
+    assert backlog.surplus() == []
+
+
+def test_what_did_not_run_says_nothing_about_the_speed() -> None:
+    backlog = Backlog(executors=2, vt=30)
+    backlog.put(work())
+    taken = backlog.take()
+    assert taken is not None
+    backlog.done(taken, ran=False)
+    assert backlog._seconds == {}
 
 
 def test_a_closed_backlog_starts_nothing_more() -> None:

@@ -4,14 +4,15 @@ import logging
 from uuid import uuid4
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from commandbus import send_command
-from commandbus.messages import Finish, Status
+from commandbus.messages import Finish, Lease, Status
+from commandbus.models import Command
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker import finish
 from commandbus.worker.finish import Finisher
-from tests.helpers import status
+from tests.helpers import status, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,14 +21,45 @@ def test_one_outcome_that_does_not_go_through_harms_no_other(caplog: pytest.LogC
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(3)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=3, vt=30)]
     finisher = Finisher("default")
-    impossible = Finish(leases[1], Status.PENDING)  # no end: the table refuses it
+    impossible = Finish(leases[1], Status.PENDING)  # this is no end: the table refuses it
     finisher.put("orders", [Finish(leases[0], Status.COMPLETED), impossible, Finish(leases[2], Status.COMPLETED)])
     with caplog.at_level(logging.ERROR, "commandbus.worker"):
         finisher.start()
         finisher.stop()
         finisher.join(30)
-    assert [status(command_id) for command_id in ids] == ["COMPLETED", "IN_PROGRESS", "COMPLETED"]
+    assert [status(command_id) for command_id in ids] == ["COMPLETED", "IN_TROUBLESHOOTING_QUEUE", "COMPLETED"]
+    assert "finish.refused" in caplog.text
+
+
+def test_what_the_database_never_takes_is_logged_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(2)]
+    leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=2, vt=30)]
+    finisher = Finisher("default")
+    nonsense = Finish(Lease(ids[0], 2**70, 1), Status.COMPLETED)  # no bigint: neither finish nor fail takes it
+    finisher.put("orders", [nonsense, Finish(leases[1], Status.COMPLETED)])
+    finisher.start()
+    finisher.stop()
+    finisher.join(30)
+    assert [status(command_id) for command_id in ids] == ["IN_PROGRESS", "COMPLETED"]
     assert "finish.failed" in caplog.text
+
+
+def test_a_lock_on_one_command_holds_up_only_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "LOCK_TIMEOUT", "50ms")
+    ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(3)]
+    leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=3, vt=30)]
+    finisher = Finisher("default")
+    with transaction.atomic():
+        list(Command.objects.select_for_update().filter(command_id=ids[0]))
+        finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in reversed(leases)])
+        finisher.start()
+        wait_until(lambda: [status(c) for c in ids] == ["IN_PROGRESS", "COMPLETED", "COMPLETED"])
+        assert not finisher.is_idle()
+    wait_until(lambda: status(ids[0]) == "COMPLETED")
+    finisher.stop()
+    finisher.join(30)
 
 
 def test_many_outcomes_go_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,5 +87,5 @@ def test_it_gives_up_when_the_process_ends_and_the_database_is_away(
     with caplog.at_level(logging.ERROR, "commandbus.worker"):
         finisher.start()
         finisher.join(30)
-    assert "finish.failed" in caplog.text
+    assert "finish.given_up" in caplog.text
     assert status(command_id) == "IN_PROGRESS"  # its lease runs out, and it comes back

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -11,7 +13,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from commandbus import CommandBus, NewCommand, RetryPolicy, audit_trail, send_command, send_commands
+from commandbus import (
+    CommandBus,
+    CommandRefusedError,
+    NewCommand,
+    PermanentCommandError,
+    RetryPolicy,
+    audit_trail,
+    cancel_command,
+    send_command,
+    send_commands,
+)
 from commandbus.exceptions import ConfigurationError, LeaseLostError
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.models import Command, Node, UnreadableMessage
@@ -91,14 +103,84 @@ def test_a_bulk_handler_gets_many_in_one_transaction() -> None:
     assert len(replies()) == 120
 
 
-def test_a_bulk_handler_that_fails_fails_for_all_of_them() -> None:
+def test_a_bulk_handler_that_fails_runs_each_alone_and_only_the_culprit_suffers() -> None:
     send_commands("orders", [NewCommand("ImportOrders", uuid4(), {"permanent": n == 3}) for n in range(10)])
     with running_worker():
-        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 10)
-    assert not Order.objects.exists()
+        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 1)
+        wait_until(lambda: Command.objects.filter(status="COMPLETED", attempts=1).count() == 9)
+    assert Order.objects.count() == 9
 
 
-@pytest.mark.parametrize("results", [[{}], "no list", 7])
+def test_a_bulk_handler_without_a_transaction_fails_for_all_of_them() -> None:
+    """It cannot be run again: its effects are outside."""
+    calls = []
+
+    def fail(commands: list[Any], context: Any) -> None:
+        calls.append(len(commands))
+        raise PermanentCommandError("NO")
+
+    send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(5)])
+    with running_worker(registry_with(fail, batch_size=10, transactional=False)):
+        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 5)
+    assert calls == [5]
+
+
+class Unspeakable(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), Unspeakable(), asyncio.CancelledError()])
+@pytest.mark.parametrize("transactional", [True, False])
+def test_nothing_that_a_handler_raises_ends_a_thread_of_the_worker(error: BaseException, transactional: bool) -> None:
+    def fail(command: Any, context: Any) -> None:
+        if command.data["fail"]:
+            raise error
+
+    handlers = registry_with(fail, transactional=transactional, retry_policy=RetryPolicy(backoff=(0,)))
+    send_commands("orders", [NewCommand("Test", uuid4(), {"fail": n < 5}) for n in range(10)])
+    with running_worker(handlers):
+        wait_until(lambda: Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").count() == 5)
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 5)
+
+
+@pytest.mark.parametrize("data", ['{"n": 1' + "0" * 5000 + "}", '{"n": ' + "[" * 2000 + "]" * 2000 + "}"])
+def test_data_that_python_cannot_hold_harms_no_neighbour(data: str) -> None:
+    """PostgreSQL can, so it can be sent from SQL."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT * FROM commandbus.send('orders', ARRAY[%s]::uuid[], ARRAY['SendMail'], ARRAY[%s]::jsonb[])",
+            [broken := uuid4(), data],
+        )
+    fine = send("SendMail")
+    with running_worker():
+        wait_until(lambda: status(broken) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(fine) == "COMPLETED")
+    assert reload(broken).last_error_code == "INVALID_DATA"
+
+
+def test_an_end_that_the_database_refuses_goes_to_an_operator() -> None:
+    PgmqClient().create_queue("gone")
+    command_id = send_command("orders", "SendMail", uuid4(), {}, reply_to="gone")
+    PgmqClient().drop_queue("gone")
+    with running_worker():
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+    assert "does not exist" in (reload(command_id).last_error_msg or "")
+
+
+def test_a_callback_that_fails_after_the_commit_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail_later(command: Any, context: Any) -> None:
+        transaction.on_commit(lambda: 1 / 0)
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(fail_later)):
+        wait_until(lambda: "after_commit.raised" in caplog.text)
+    assert status(command_id) == "COMPLETED"
+    assert "ZeroDivisionError" in caplog.text
+    assert "lease.lost" not in caplog.text
+
+
+@pytest.mark.parametrize("results", [[{}, {}, {}], "no list", 7])
 def test_a_bulk_handler_returns_one_result_per_command_or_none(results: Any) -> None:
     send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(2)])
     with running_worker(registry_with(lambda commands, context: results, batch_size=10)):
@@ -119,8 +201,12 @@ def test_a_worker_for_several_domains_serves_them_all() -> None:
 def test_until_empty_ends_when_nothing_is_ready() -> None:
     send_commands("orders", [NewCommand("SendMail", uuid4(), {}) for _ in range(30)])
     delayed = send_command("orders", "SendMail", uuid4(), {}, delay=3600)
+    chain = send("Chain", length=20)
+    retried = send("PlaceOrder", fail_attempts=2)
+    Command.objects.filter(command_id=retried).update(command_type="AtOnce")
     call_command("commandbus_worker", "orders", "--until-empty", "--concurrency=2", "--no-notify")
-    assert Command.objects.filter(status="COMPLETED").count() == 30
+    assert Command.objects.filter(status="COMPLETED").count() == 30 + 20 + 1
+    assert status(chain) == status(retried) == "COMPLETED"
     assert status(delayed) == "PENDING"
 
 
@@ -142,7 +228,7 @@ def test_a_graceful_stop_finishes_what_runs_and_gives_back_the_rest() -> None:
     # The first makes the worker believe that handlers are quick, so that it fetches ahead.
     send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(5)])
     with running_worker(handlers, concurrency=1) as worker:
-        worker._backlog._seconds_per_command = 0.001
+        worker._backlog._seconds = {"Test": (0.001, time.monotonic())}
         wait_until(running.is_set)
         wait_until(lambda: Command.objects.filter(lease_read_ct__isnull=False).count() == 5)
         worker.stop()
@@ -170,8 +256,7 @@ def test_the_process_ends_gracefully_on_a_signal(number: signal.Signals) -> None
     command_id = send("PlaceOrder", sleep=1)
     with worker_process("orders", "--name", "node-7") as process:
         wait_until(lambda: status(command_id) == "IN_PROGRESS")
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=30)
+        output = process.end(number)
     assert process.returncode == 0, output
     assert status(command_id) == "COMPLETED"
     node = Node.objects.get()
@@ -349,6 +434,95 @@ def test_a_lost_connection_is_not_the_handlers_fault() -> None:
         wait_until(lambda: status(command_id) == "COMPLETED")
     assert attempts == [1, 1]
     assert Order.objects.count() == 1
+
+
+def test_a_command_that_loses_its_connection_again_and_again_is_at_fault() -> None:
+    def lose(command: Any, context: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(lose, retry_policy=RetryPolicy(backoff=(0,)))):
+        wait_until(lambda: [row.event_type for row in audit_trail("orders", command_id)].count("RELEASED") == 2)
+        wait_until(lambda: "RETRY_SCHEDULED" in [row.event_type for row in audit_trail("orders", command_id)])
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_handler_that_closes_its_own_connection_has_not_lost_it(transactional: bool) -> None:
+    def close(command: Any, context: Any) -> None:
+        connections.close_all()
+        Order.objects.raw("SELECT nonsense")[0]
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    handlers = registry_with(close, retry_policy=RetryPolicy(backoff=(0,)), transactional=transactional)
+    with running_worker(handlers):
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+    assert reload(command_id).attempts == 3
+
+
+def test_a_transaction_that_idles_too_long_is_the_handlers_fault() -> None:
+    def idle(command: Any, context: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '20ms'")
+        time.sleep(0.1)
+        Order.objects.create(number="too late")
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(idle, retry_policy=RetryPolicy(backoff=(0,)))):
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+
+
+def test_a_refused_cancel_does_not_hold_up_the_worker() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(command: Any, context: Any) -> None:
+        inside.set()
+        go_on.wait(30)
+        context.extend_lease(60)
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(wait)):
+        wait_until(inside.is_set)
+        with transaction.atomic():
+            with pytest.raises(CommandRefusedError):
+                cancel_command("orders", command_id)
+            go_on.set()
+            wait_until(lambda: status(command_id) == "COMPLETED")
+
+
+def test_a_lock_of_somebody_else_does_not_take_a_lease_away() -> None:
+    inside, go_on, extended = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(command: Any, context: Any) -> None:
+        inside.set()
+        go_on.wait(30)
+        context.extend_lease(60)
+        extended.set()
+
+    command_id = send_command("orders", "Test", uuid4(), {})
+    with running_worker(registry_with(wait)):
+        wait_until(inside.is_set)
+        with transaction.atomic():
+            Command.objects.select_for_update().get(command_id=command_id)
+            go_on.set()
+            wait_until(extended.is_set)
+        wait_until(lambda: status(command_id) == "COMPLETED")
+
+
+def test_leases_can_be_extended_after_the_connection_was_lost() -> None:
+    def extend(command: Any, context: Any) -> None:
+        context.extend_lease(60)
+
+    with running_worker(registry_with(extend)):
+        for _ in range(2):
+            command_id = send_command("orders", "Test", uuid4(), {})
+            wait_until(lambda c=command_id: status(c) == "COMPLETED")  # type: ignore[misc]
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%extend%'"
+                )
+    assert reload(command_id).attempts == 1
 
 
 def test_a_handler_that_breaks_its_own_transaction_is_tried_again() -> None:

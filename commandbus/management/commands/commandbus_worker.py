@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -40,7 +41,7 @@ class Command(BaseCommand):
                 )
             )
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: worker.stop())
+                signal.signal(number, lambda *_: threading.Thread(target=worker.stop).start())
             worker.run()
         except ConfigurationError as error:
             raise CommandError(str(error)) from error

@@ -1,0 +1,34 @@
+"""Errors as they are stored and shown."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+
+from commandbus.messages import ErrorInfo, printable
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """Whatever it is, and however badly it behaves."""
+    name = type(error).__name__
+    code, message, details = (getattr(error, attribute, None) for attribute in ("code", "message", "details"))
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, _handlers_frames(error)))
+    except Exception:  # noqa: BLE001 - the traceback shows the error, which may raise when it is shown
+        trace = "".join(traceback.format_tb(_handlers_frames(error)))
+    return ErrorInfo(
+        type=name,
+        code=name if code is None else printable(code),
+        message=printable(error if message is None else message),
+        details=details if isinstance(details, Mapping) else None,
+        traceback=trace,
+    )
+
+
+def _handlers_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the handler on: how we called it is of no interest to who reads it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(("commandbus.", "asgiref.")):
+        frames = frames.tb_next
+    return frames or error.__traceback__
