@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from django.db import connection, connections
 
 from commandbus import get_command, send_command
-from commandbus.handlers import HandlerRegistry, registry
+from commandbus.handlers import Handler, HandlerRegistry, registry
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
 from commandbus.worker import Worker, WorkerOptions
@@ -122,3 +122,9 @@ def worker_process(*arguments: str, **changes: str) -> Iterator[WorkerProcess]:
     finally:
         sys.stdout.write(process.end())  # pytest shows it when the test has failed
         process.log.close()
+
+
+def registry_with(function: Any, **options: Any) -> HandlerRegistry:
+    handlers = HandlerRegistry()
+    handlers.register(Handler("orders", "Test", function, **options))
+    return handlers
