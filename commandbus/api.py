@@ -21,15 +21,13 @@ from commandbus.exceptions import (
     UnknownQueueError,
 )
 from commandbus.handlers import registry
-from commandbus.messages import NewCommand, Status, json_object, storable
+from commandbus.messages import NewCommand, Status, storable
 from commandbus.models import Audit, Command, Domain
 from commandbus.pgmq.client import PgmqClient
 from commandbus.pgmq.notify import notify_sent
 
 CHUNK = 1000
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
-
-_TOO_LARGE = "takes more than its domain allows; send a reference, or raise COMMANDBUS['MAX_PAYLOAD_BYTES']"
 
 _known_domains: dict[str, set[str]] = {}
 _known_queues: dict[str, set[str]] = {}
@@ -128,21 +126,18 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
 def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
     using = _database(domain)
     checked = [_checked(command, using) for command in commands]
-    limits = [handler.policy.max_attempts if handler else None for handler in _handlers(domain, checked)]
+    handlers = [registry.get(domain, command.command_type) for command in checked]
+    limits = [handler.policy.max_attempts if handler else None for handler in handlers]
     outcomes = transitions.PostgresTransitions(using).send(domain, checked, limits)
     conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
     if conflicts:
         raise DuplicateCommandError(domain, conflicts)
     if "TOO_LARGE" in outcomes.values():
         large = next(command_id for command_id, outcome in outcomes.items() if outcome == "TOO_LARGE")
-        raise InvalidCommandError(f"command {large}: as PostgreSQL stores it, the data {_TOO_LARGE}")
+        raise transitions.too_large(large, "what PostgreSQL allows for its domain")
     if "SENT" in outcomes.values():
         notify_sent(domain, using)
     return [command.command_id for command in checked]
-
-
-def _handlers(domain: str, commands: list[NewCommand]) -> list[Any]:
-    return [registry.get(domain, command.command_type) for command in commands]
 
 
 def _checked(command: NewCommand, using: str) -> NewCommand:
@@ -153,10 +148,6 @@ def _checked(command: NewCommand, using: str) -> NewCommand:
         raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")
     if storable(command.command_type) != command.command_type:
         raise InvalidCommandError(f"{what}: the type {command.command_type!r} has characters that cannot be stored")
-    size = len(json_object(command.data, f"data of {what}").encode())
-    limit = conf.current().max_payload_bytes
-    if size > limit:
-        raise InvalidCommandError(f"{what}: the data has {size} bytes, the limit is {limit}; it {_TOO_LARGE}")
     return NewCommand(
         command.command_type,
         command_id,

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections
 
+from commandbus import conf
 from commandbus.exceptions import (
     CommandBusError,
     InvalidCommandError,
@@ -89,7 +90,7 @@ class PostgresTransitions:
                 domain,
                 [command.command_id for command in commands],
                 [command.command_type for command in commands],
-                [json_object(command.data, f"data of command {command.command_id}") for command in commands],
+                [_body(command) for command in commands],
                 _optional([command.reply_to for command in commands]),
                 _optional([command.correlation_id for command in commands]),
                 _optional([command.delay for command in commands]),
@@ -217,6 +218,21 @@ def _own_errors() -> Iterator[None]:
             raise
         diagnostics = cause.diag  # type: ignore[union-attr]
         raise own(f"{diagnostics.message_primary}. {diagnostics.message_hint}") from error
+
+
+def too_large(command_id: UUID, than: str) -> InvalidCommandError:
+    return InvalidCommandError(
+        f"command {command_id}: its data takes more bytes than {than}; "
+        f"send a reference to it, or raise COMMANDBUS['MAX_PAYLOAD_BYTES']"
+    )
+
+
+def _body(command: NewCommand) -> str:
+    text = json_object(command.data, f"data of command {command.command_id}")
+    limit = conf.current().max_payload_bytes
+    if len(text.encode()) > limit:
+        raise too_large(command.command_id, f"the limit of {limit}")
+    return text
 
 
 def _tokens(leases: Sequence[Lease]) -> list[list[Any]]:

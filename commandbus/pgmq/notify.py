@@ -12,7 +12,7 @@ from functools import partial
 from uuid import UUID
 
 import psycopg
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from psycopg import sql
 
 from commandbus import conf
@@ -49,7 +49,7 @@ def wake(domain: str, using: str) -> bool:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT commandbus.wake(%s)", [domain])
             woken = bool(cursor.fetchone()[0])
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         logger.warning("wake.failed domain=%s error=%s", domain, error)
         return False
     if not woken:

@@ -104,3 +104,22 @@ AS $function$
              ELSE format('there is no such command in domain %s', answer.domain) END
     FROM unnest(answer.command_ids) AS i(command_id)
 $function$;
+
+-- Locks those of the commands that are in the Troubleshooting Queue, and only those: a refused action must not hold up a
+-- worker. Two operators at once: the second waits here, and then finds nothing.
+CREATE OR REPLACE FUNCTION commandbus.lock_troubled(domain text, command_ids uuid[])
+RETURNS bigint[]
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $function$
+    WITH troubled AS MATERIALIZED (
+        SELECT c.id
+        FROM public.command_bus_command c
+        WHERE c.domain = lock_troubled.domain AND c.command_id = ANY (lock_troubled.command_ids)
+          AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
+        ORDER BY c.id
+        FOR UPDATE
+    )
+    SELECT array_agg(t.id) FROM troubled t
+$function$;

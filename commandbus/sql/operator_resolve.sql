@@ -44,15 +44,7 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(operator_resolve.domain);
 
-    WITH troubled AS MATERIALIZED (
-        SELECT c.id
-        FROM public.command_bus_command c
-        WHERE c.domain = operator_resolve.domain AND c.command_id = ANY (operator_resolve.command_ids)
-          AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
-        ORDER BY c.id
-        FOR UPDATE
-    )
-    SELECT array_agg(t.id) INTO _ids FROM troubled t;
+    _ids := commandbus.lock_troubled(operator_resolve.domain, operator_resolve.command_ids);
     SELECT jsonb_object_agg(c.command_id, CASE WHEN (c.id = ANY (_ids)) IS NOT TRUE
                                                THEN format('its status is %s', c.status) END)
     INTO _refused

@@ -23,15 +23,7 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(operator_retry.domain);
 
-    WITH troubled AS MATERIALIZED (
-        SELECT c.id
-        FROM public.command_bus_command c
-        WHERE c.domain = operator_retry.domain AND c.command_id = ANY (operator_retry.command_ids)
-          AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
-        ORDER BY c.id
-        FOR UPDATE
-    )
-    SELECT array_agg(t.id) INTO _ids FROM troubled t;
+    _ids := commandbus.lock_troubled(operator_retry.domain, operator_retry.command_ids);
 
     -- PGMQ has no function that reads its archive.
     EXECUTE format(

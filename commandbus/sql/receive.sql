@@ -88,7 +88,7 @@ BEGIN
 
     GET DIAGNOSTICS _leased = ROW_COUNT;
     IF _leased < cardinality(_msg_ids) THEN
-        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids, _read_cts);
+        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids);
     END IF;
 END;
 $function$;
@@ -96,7 +96,7 @@ $function$;
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
 -- whose command is resolved, in the Troubleshooting Queue, or has a newer message are archived; the rest belong to
 -- commands that somebody is changing at this moment, and stay.
-CREATE OR REPLACE FUNCTION commandbus.set_aside(domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[])
+CREATE OR REPLACE FUNCTION commandbus.set_aside(domain text, command_ids uuid[], msg_ids bigint[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

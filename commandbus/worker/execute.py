@@ -89,7 +89,7 @@ class Executor:
                     outcomes = list(self._run(work, work.handler))
         except LeaseLostError:
             _log(logging.WARNING, "lease.lost", work)
-            # The effects were rolled back. Whoever of the group still has its lease starts again elsewhere.
+            # Nothing of it was kept. Whoever of the group still has its lease starts again elsewhere.
             return [Release(received.lease, delay=1.0) for received in work.received]
         except ConnectionLostError as error:
             _log(logging.WARNING, "connection.lost", work)
@@ -99,6 +99,9 @@ class Executor:
                 # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
                 return [outcome for one in work.received for outcome in self.execute(replace(work, received=(one,)))]
             return [self._after(error, work, work.handler, received) for received in work.received]
+        if self.lost:
+            for received in work.received:
+                self.lost.pop(received.command.command_id, None)
         _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
         return outcomes
 

@@ -33,6 +33,7 @@ class Finisher(threading.Thread):
         super().__init__(name=f"commandbus-finish-{using}", daemon=True)
         self.transitions = PostgresTransitions(using)
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
+        self._limited: object = None
         self._unfinished = 0
         self._lock = threading.Lock()
         self._stopped_at: float | None = None
@@ -104,9 +105,13 @@ class Finisher(threading.Thread):
                 pause = min(pause * 2, 5.0)
 
     def _limit_waiting(self) -> None:
-        """Nobody's lock on one command may hold up the others for longer than this."""
-        with connections[self.transitions.using].cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+        """Nobody's lock on one command may hold up the others for longer than this. Once per connection."""
+        wrapper = connections[self.transitions.using]
+        wrapper.ensure_connection()
+        if wrapper.connection is not self._limited:
+            with wrapper.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+            self._limited = wrapper.connection
 
     def _is_passing(self, error: Exception) -> bool:
         """Whether the same call may go through later. Closes a connection that is lost."""

@@ -29,6 +29,8 @@ from commandbus.worker.log import log
 
 CONNECTIONS_BESIDE_EXECUTORS = 4  # fetcher, finisher, extender, heartbeat; the listener's is not from Django's pool
 
+RETRY_SECONDS = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
@@ -55,7 +57,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """Call `run()` in one thread and `stop()` from a signal handler or another thread."""
+    """Call `run()` in one thread and `stop()` from another."""
 
     def __init__(self, options: WorkerOptions, handlers: HandlerRegistry = registry) -> None:
         self.options = options
@@ -73,6 +75,7 @@ class Worker:
         self._backlog = Backlog(options.concurrency, options.vt, max(batches, default=1))
         self._finishers = {using: Finisher(using) for using in self.aliases}
         self._extender = ThreadPoolExecutor(1, thread_name_prefix="commandbus-extend")
+        self._retry_at: dict[str, float] = {}
         self._fetched = 0
         self._next_domain = 0
 
@@ -114,20 +117,21 @@ class Worker:
         room = self._room()
         if room <= 0 or self._stopping.is_set():
             return None
-        found = 0
+        found, complete = 0, True
         domains = list(self.databases)
-        for offset in range(len(domains)):
-            domain = domains[(self._next_domain + offset) % len(domains)]
+        first = self._next_domain
+        self._next_domain = (first + 1) % len(domains)  # so that one busy domain does not starve another
+        for domain in domains[first:] + domains[:first]:
             if room - found > 0:
                 fetched = self._fetch(domain, room - found)
-                if fetched is None:
-                    return None
-                found += fetched
-        self._next_domain = (self._next_domain + 1) % len(domains)  # so that one busy domain does not starve another
-        return found
+                found += fetched or 0
+                complete = complete and fetched is not None
+        return found if found or complete else None
 
     def _fetch(self, domain: str, room: int) -> int | None:
         using = self.databases[domain]
+        if time.monotonic() < self._retry_at.get(using, 0):
+            return None
         try:
             received = PostgresTransitions(using).receive(
                 domain, qty=room, vt=self.options.vt, node_id=self.node_ids[using]
@@ -135,7 +139,7 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
             connections[using].close()
-            self._stopping.wait(1.0)
+            self._retry_at[using] = time.monotonic() + RETRY_SECONDS  # other databases need not wait for this one
             return None
         self._fetched += len(received)
         for work in self._group(domain, received):

@@ -25,6 +25,7 @@ from commandbus.exceptions import LeaseLostError
 from commandbus.models import Command, UnreadableMessage
 from commandbus.pgmq import PgmqClient
 from commandbus.testing.time import advance
+from commandbus.worker import Worker, WorkerOptions
 from tests.helpers import (
     registry_with,
     reload,
@@ -344,3 +345,19 @@ def test_a_handler_that_breaks_its_own_transaction_is_tried_again() -> None:
     with running_worker(registry_with(break_it, retry_policy=RetryPolicy(backoff=(0,)))):
         wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
     assert reload(command_id).last_error_type == "TransactionManagementError"
+
+
+def test_a_database_that_is_away_does_not_starve_the_domains_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(WorkerOptions(domains=("orders", "other")))
+    asked = []
+
+    def fetch(domain: str, room: int) -> int | None:
+        asked.append(domain)
+        return None if domain == "orders" else found
+
+    monkeypatch.setattr(worker, "_fetch", fetch)
+    found = 3
+    assert worker.fetch_once() == 3
+    found = 0
+    assert worker.fetch_once() is None  # nobody can say that nothing is ready
+    assert asked == ["orders", "other", "other", "orders"]
