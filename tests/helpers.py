@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 from django.db import connection, connections
 
 from commandbus import get_command, send_command
@@ -87,6 +88,40 @@ def environment(**changes: str) -> dict[str, str]:
         "COMMANDBUS_TEST_DATABASE": connection.settings_dict["NAME"],
         **changes,
     }
+
+
+class Barrier:
+    """Holds up every handler that was sent `barrier=key`, until it is opened."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self._connection = psycopg.connect(**_libpq_parameters(), autocommit=True)
+        self._connection.execute("SELECT pg_advisory_lock(%s)", [key])
+
+    def arrived(self) -> int:
+        """How many wait. Our keys are small, so that PostgreSQL shows them in `objid`."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted", [self.key]
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def open(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def barrier(key: int = 1) -> Iterator[Barrier]:
+    gate = Barrier(key)
+    try:
+        yield gate
+    finally:
+        gate.open()
+
+
+def _libpq_parameters() -> dict[str, Any]:
+    parameters = connection.get_connection_params()
+    return {name: parameters[name] for name in ("dbname", "user", "host", "port", "password") if name in parameters}
 
 
 class WorkerProcess(subprocess.Popen[bytes]):

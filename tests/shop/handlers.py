@@ -59,6 +59,9 @@ def import_orders(commands: list[Command], context: Context) -> None:
 
 
 def obey(data: dict[str, Any], context: Context) -> None:
+    if "barrier" in data:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [data["barrier"]])
     if "sleep" in data:
         time.sleep(data["sleep"])
     if "extend" in data:

@@ -26,6 +26,8 @@ from commandbus.models import Command, Node
 from commandbus.worker import Worker, WorkerOptions
 from commandbus.worker.worker import CONNECTIONS_BESIDE_EXECUTORS
 from tests.helpers import (
+    PATIENCE,
+    barrier,
     registry_with,
     reload,
     replies,
@@ -185,10 +187,13 @@ def test_a_graceful_stop_finishes_what_runs_and_gives_back_the_rest() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_process_ends_gracefully_on_a_signal(number: signal.Signals) -> None:
-    command_id = send("PlaceOrder", sleep=1)
-    with worker_process("orders", "--name", "node-7") as process:
-        wait_until(lambda: status(command_id) == "IN_PROGRESS")
-        output = process.end(number)
+    with barrier() as gate, worker_process("orders", "--name", "node-7") as process:
+        command_id = send("PlaceOrder", barrier=gate.key)
+        wait_until(gate.arrived)
+        process.send_signal(number)
+        gate.open()
+        process.wait(PATIENCE)
+        output = process.end()
     assert process.returncode == 0, output
     assert status(command_id) == "COMPLETED"
     node = Node.objects.get()
