@@ -58,6 +58,25 @@ def replies() -> list[dict[str, Any]]:
     return [message.message for message in PgmqClient().read("orders__replies", vt=0, qty=1000)]
 
 
+def send_many(domain: str, command_type: str, count: int) -> None:
+    """Many new commands in one call and one round trip."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT commandbus.send(%(domain)s, ARRAY(SELECT gen_random_uuid() FROM generate_series(1, %(count)s)),"
+            " array_fill(%(type)s::text, ARRAY[%(count)s]), array_fill('{}'::jsonb, ARRAY[%(count)s]))",
+            {"domain": domain, "type": command_type, "count": count},
+        )
+
+
+def rows_read(table: str) -> int:
+    """Rows of a table that this transaction has read so far, by whatever scan."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = %s", [table]
+        )
+        return int(cursor.fetchone()[0])
+
+
 @contextmanager
 def running_worker(handlers: HandlerRegistry = registry, **options: Any) -> Iterator[Worker]:
     """A worker in this process; its threads are gone afterwards."""

@@ -36,6 +36,7 @@ from commandbus.messages import Failure, Finish
 from commandbus.models import Audit, Command, Domain, PayloadArchive
 from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
+from tests.helpers import rows_read, send_many
 from tests.shop.models import Order
 
 BUS = PostgresTransitions("default")
@@ -204,6 +205,21 @@ def test_many_are_sent_all_or_none() -> None:
     assert Command.objects.count() == 2501
     assert PgmqClient().metrics("orders__commands").queue_length == 2501
     assert send_commands("orders", []) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("unique_globally", [False, True])
+def test_a_send_reads_no_command_but_its_own_however_many_there_are(unique_globally: bool) -> None:
+    """Also with the plans that its session has kept since there was none."""
+    Domain.objects.update(unique_globally=unique_globally)
+    known = send_command("orders", "Ship", uuid4(), {})
+    for _ in range(10):
+        send_commands("orders", [NewCommand("Ship", command_id, {}) for command_id in (uuid4(), known)])
+    send_many("orders", "Ship", 2000)
+    send_many("other", "Ship", 2000)
+    before = rows_read("command_bus_command")
+    send_commands("orders", [NewCommand("Ship", command_id, {}) for command_id in (uuid4(), uuid4(), known)])
+    assert rows_read("command_bus_command") - before == 1
 
 
 @pytest.mark.django_db
