@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -188,6 +189,14 @@ class PostgresTransitions:
                 reason,
             ],
         )
+
+    def prune_commands(self, domain: str, before: datetime, qty: int) -> int:
+        """Remove up to `qty` resolved commands that were last changed before `before`. Their ids stay taken.
+
+        Answers how many were removed: less than `qty` when nothing is left but what somebody has locked.
+        """
+        [(pruned,)] = self._call("SELECT commandbus.prune_commands(%s, %s, %s)", [domain, before, qty])
+        return int(pruned)
 
     def _answers(self, query: str, params: list[Any]) -> list[Answer]:
         return [Answer(*row) for row in self._call(query, params)]

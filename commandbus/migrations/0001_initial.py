@@ -287,6 +287,32 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="Tombstone",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "domain", "command_id", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("domain", models.TextField()),
+                ("command_id", models.UUIDField()),
+                ("content_hash", models.BinaryField(max_length=32)),
+                ("unique_globally", models.BooleanField()),
+                ("pruned_at", models.DateTimeField()),
+            ],
+            options={
+                "db_table": "command_bus_tombstone",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("unique_globally", True)),
+                        fields=["command_id"],
+                        name="ix_command_bus_tombstone_cmdid",
+                    )
+                ],
+            },
+        ),
         # Who waits for a notification. It may be lost in a crash: polling finds the commands all the same.
         migrations.RunSQL(
             """

@@ -3,6 +3,7 @@ from commandbus.models.command import Command
 from commandbus.models.domain import CommandType, Domain
 from commandbus.models.node import Node
 from commandbus.models.payload import PayloadArchive, UnreadableMessage
+from commandbus.models.tombstone import Tombstone
 
 __all__ = [
     "Audit",
@@ -11,5 +12,6 @@ __all__ = [
     "Domain",
     "Node",
     "PayloadArchive",
+    "Tombstone",
     "UnreadableMessage",
 ]

@@ -6,7 +6,8 @@
 -- After one of the last two, nothing of the whole call was written. None of them breaks the caller's transaction.
 --
 -- The messages go out before the rows, so that each row is written once, with its message's id. A message whose row
--- then loses a race against a twin is taken back before anyone could see it.
+-- then loses a race against a twin is taken back before anyone could see it. So are the message and the row of a command
+-- that was pruned: its tombstone can be trusted only after the insert, which may have waited for the prune.
 CREATE OR REPLACE FUNCTION commandbus.send(
     domain text,
     command_ids uuid[],
@@ -46,8 +47,10 @@ DECLARE
     _first_delay double precision;
     _delay double precision;
     _msg_ids bigint[];
-    _inserted uuid[];
-    _lost uuid[];
+    _sent uuid[];
+    _rows bigint[];
+    _lost uuid[] := '{}';
+    _duplicates uuid[] := '{}';
 BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(send.domain);
@@ -125,6 +128,7 @@ BEGIN
     FROM known k;
 
     IF _domain.unique_globally THEN
+        -- A tombstone in this domain speaks for the command that was known here, so it comes first.
         _conflicts := _conflicts || ARRAY(
             SELECT i.command_id
             FROM unnest(_ids) AS i(command_id)
@@ -135,6 +139,12 @@ BEGIN
                 ORDER BY k.command_id
                 LIMIT 1
             ) AS k
+            LEFT JOIN LATERAL (
+                SELECT t.command_id FROM public.command_bus_tombstone t
+                WHERE t.domain = send.domain AND t.command_id = i.command_id
+                LIMIT 1
+            ) AS t ON true
+            WHERE t.command_id IS NULL
         );
     END IF;
     IF cardinality(_conflicts) > 0 OR _too_large IS NOT NULL THEN
@@ -177,49 +187,78 @@ BEGIN
             FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_queues, _correlation_ids, _hashes)
                 AS n(msg_id, command_id, command_type, max_attempts, reply_queue, correlation_id, content_hash)
             ON CONFLICT DO NOTHING
-            RETURNING command_id
+            RETURNING id, command_id
         )
-        SELECT array_agg(i.command_id) INTO _inserted FROM inserted i;
+        SELECT coalesce(array_agg(i.command_id), '{}'), array_agg(i.id) INTO _sent, _rows FROM inserted i;
 
-        IF coalesce(cardinality(_inserted), 0) < cardinality(_ids) THEN
-            -- A twin was sent by a transaction that has committed since. These statements see it.
-            _lost := ARRAY(SELECT unnest(_ids) EXCEPT SELECT unnest(_inserted));
-            RETURN QUERY
-            SELECT n.command_id, 'CONFLICT'
-            FROM unnest(_lost) AS l(command_id)
-            JOIN unnest(_ids, _hashes) AS n(command_id, content_hash) ON n.command_id = l.command_id
-            LEFT JOIN public.command_bus_command k ON k.domain = send.domain AND k.command_id = l.command_id
-            WHERE k.content_hash IS DISTINCT FROM n.content_hash;
-            IF FOUND THEN
-                DELETE FROM public.command_bus_command k
-                WHERE k.domain = send.domain AND k.command_id = ANY (_inserted);
-                PERFORM pgmq.delete(_queue, _msg_ids);
-                RETURN;
-            END IF;
+        -- The insert met twins that no snapshot before it has shown. Those that are still there are seen first and those
+        -- that are pruned by now after that, so that none slips through between the two.
+        IF cardinality(_sent) < cardinality(_ids) THEN
+            _lost := ARRAY(SELECT unnest(_ids) EXCEPT SELECT unnest(_sent));
+            _duplicates := ARRAY(
+                SELECT n.command_id
+                FROM unnest(_ids, _hashes, _msg_ids) AS n(command_id, content_hash, msg_id)
+                CROSS JOIN LATERAL (
+                    SELECT k.content_hash, k.msg_id FROM public.command_bus_command k
+                    WHERE k.domain = send.domain AND k.command_id BETWEEN n.command_id AND n.command_id
+                    ORDER BY k.command_id
+                    LIMIT 1
+                ) AS k
+                WHERE k.content_hash = n.content_hash AND k.msg_id IS DISTINCT FROM n.msg_id
+            );
+        END IF;
+        SELECT _duplicates || array_agg(n.command_id) FILTER (WHERE t.content_hash = n.content_hash),
+               array_agg(n.command_id) FILTER (WHERE coalesce(t.content_hash <> n.content_hash, o.command_id IS NOT NULL))
+        INTO _duplicates, _conflicts
+        FROM unnest(_ids, _hashes) AS n(command_id, content_hash)
+        LEFT JOIN LATERAL (
+            SELECT t.content_hash FROM public.command_bus_tombstone t
+            WHERE t.domain = send.domain AND t.command_id = n.command_id
+            LIMIT 1
+        ) AS t ON true
+        LEFT JOIN LATERAL (
+            SELECT o.command_id FROM public.command_bus_tombstone o
+            WHERE _domain.unique_globally AND o.unique_globally AND o.domain <> send.domain
+              AND o.command_id BETWEEN n.command_id AND n.command_id
+            ORDER BY o.command_id
+            LIMIT 1
+        ) AS o ON true;
+        _conflicts := _conflicts || ARRAY(SELECT unnest(_lost) EXCEPT SELECT unnest(_duplicates));
+
+        IF cardinality(_conflicts) > 0 THEN
+            DELETE FROM public.command_bus_command k WHERE k.id = ANY (_rows);
+            PERFORM pgmq.delete(_queue, _msg_ids);
+            RETURN QUERY SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c;
+            RETURN;
+        END IF;
+        IF cardinality(_duplicates) > 0 THEN
+            DELETE FROM public.command_bus_command k
+            WHERE k.id = ANY (ARRAY(
+                SELECT n.id FROM unnest(_sent, _rows) AS n(command_id, id) WHERE n.command_id = ANY (_duplicates)
+            ));
             PERFORM pgmq.delete(
                 _queue,
-                ARRAY(
-                    SELECT n.msg_id FROM unnest(_lost) AS l(command_id)
-                    JOIN unnest(_ids, _msg_ids) AS n(command_id, msg_id) ON n.command_id = l.command_id
-                )
+                ARRAY(SELECT n.msg_id FROM unnest(_ids, _msg_ids) AS n(command_id, msg_id) WHERE n.command_id = ANY (_duplicates))
             );
+            _sent := ARRAY(SELECT unnest(_sent) EXCEPT SELECT unnest(_duplicates));
         END IF;
 
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
         SELECT send.domain, i, 'SENT', _now
-        FROM unnest(_inserted) AS i;
+        FROM unnest(_sent) AS i;
 
         IF _domain.archive_payloads THEN
             INSERT INTO public.command_bus_payload_archive (domain, command_id, payload_json, archived_at)
             SELECT send.domain, n.command_id, n.data, _now
             FROM unnest(_ids, _data) AS n(command_id, data)
+            WHERE n.command_id <> ALL (_duplicates)
             ON CONFLICT DO NOTHING;
         END IF;
     END IF;
 
     RETURN QUERY
-    SELECT i, 'SENT' FROM unnest(_inserted) AS i
+    SELECT i, 'SENT' FROM unnest(_sent) AS i
     UNION ALL
-    (SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_inserted) AS i);
+    (SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_sent) AS i);
 END;
 $function$;
