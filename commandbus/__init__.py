@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         cancel_command,
         get_command,
         list_commands,
+        pause_domain,
+        resume_domain,
         send_command,
         send_commands,
     )
@@ -48,6 +50,8 @@ _LATER = {
     "command_handler": "commandbus.handlers",
     "get_command": "commandbus.api",
     "list_commands": "commandbus.api",
+    "pause_domain": "commandbus.api",
+    "resume_domain": "commandbus.api",
     "send_command": "commandbus.api",
     "send_commands": "commandbus.api",
 }
@@ -77,6 +81,8 @@ __all__ = [
     "command_handler",
     "get_command",
     "list_commands",
+    "pause_domain",
+    "resume_domain",
     "send_command",
     "send_commands",
 ]

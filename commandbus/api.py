@@ -89,6 +89,18 @@ def cancel_command(domain: str, command_id: UUID, reason: str | None = None) -> 
         raise CommandRefusedError(domain, answer.command_id, answer.why or "")
 
 
+def pause_domain(domain: str) -> bool:
+    """Let workers receive nothing more of a domain. What runs goes on, and commands can be sent.
+
+    Answers whether that changed anything.
+    """
+    return transitions.PostgresTransitions(_database(domain)).pause(domain, True)
+
+
+def resume_domain(domain: str) -> bool:
+    return transitions.PostgresTransitions(_database(domain)).pause(domain, False)
+
+
 def get_command(domain: str, command_id: UUID) -> Command | None:
     using = _database(domain)
     return Command.objects.using(using).filter(domain=domain, command_id=_uuid(command_id, "command_id")).first()

@@ -59,6 +59,12 @@ class Config:
     max_payload_bytes: int = 1024 * 1024
     """MAX_PAYLOAD_BYTES: the most that a command's data may take as JSON."""
 
+    crash_limit: int = 2
+    """CRASH_LIMIT: how often a command may kill a process that runs nothing else, until an operator gets it."""
+
+    unknown_type_grace: float = 300.0
+    """UNKNOWN_TYPE_GRACE: seconds that a command waits for a worker with its handler, until an operator gets it."""
+
     handlers_module: str = "handlers"
     """HANDLERS_MODULE: the module of each app in which handlers are looked for."""
 
@@ -218,6 +224,18 @@ def _max_payload_bytes(value: object) -> int:
     return value
 
 
+def _crash_limit(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise ConfigurationError("it must be a number from 1 to 1000")
+    return value
+
+
+def _grace(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 365 * 24 * 3600:
+        raise ConfigurationError("it must be a number of seconds from 0 to a year")
+    return float(value)
+
+
 def _module_name(value: object) -> str:
     if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
         raise ConfigurationError("it must be the name of a module")
@@ -235,6 +253,8 @@ _READERS: dict[str, Callable[[object], object]] = {
     "RETRY_POLICY": _retry_policy,
     "EXCEPTIONS": _exceptions,
     "MAX_PAYLOAD_BYTES": _max_payload_bytes,
+    "CRASH_LIMIT": _crash_limit,
+    "UNKNOWN_TYPE_GRACE": _grace,
     "HANDLERS_MODULE": _module_name,
     "NOTIFY": _choice("after_commit", "in_transaction", "off"),
     "LISTEN_DATABASES": _listen_databases,

@@ -69,7 +69,7 @@ def register_domains(using: str) -> list[str]:
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         for name in mine:
             cursor.execute(
-                "SELECT commandbus.register_domain(%s, %s, %s, %s, %s, %s, %s, %s)",
+                "SELECT commandbus.register_domain(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
                 [
                     name,
                     config.reply_queue,
@@ -79,6 +79,8 @@ def register_domains(using: str) -> list[str]:
                     config.reset_attempts_on_operator_retry,
                     config.payload_archive,
                     config.max_payload_bytes,
+                    config.crash_limit,
+                    config.unknown_type_grace,
                 ],
             )
             handlers = registry.in_domain(name)

@@ -51,6 +51,7 @@ class Reason(enum.StrEnum):
     EXHAUSTED = "EXHAUSTED"
     INVALID_DATA = "INVALID_DATA"
     NO_HANDLER = "NO_HANDLER"
+    WORKER_CRASHED = "WORKER_CRASHED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,12 @@ class Transitions(Protocol):
     def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
         """Let leases end `seconds` from now. Ids that are missing in the answer have lost their lease."""
 
+    def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
+        """Give back what this worker has no handler for. What nobody handles goes to the Troubleshooting Queue.
+
+        `grace`: the seconds that this must last; None for the domain's.
+        """
+
     def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
         """Cancel what waits and is not leased."""
 
@@ -100,11 +106,23 @@ class PostgresTransitions:
         )
         return dict(rows)
 
-    def receive(self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None) -> list[ReceivedCommand]:
+    def receive(
+        self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None, floor: int | None = None
+    ) -> list[ReceivedCommand]:
+        """With `floor`, only messages from that id on are looked at: quick where taken ones are still in the way."""
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct,"
-            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s)",
-            [domain, qty, vt, node_id],
+            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s)",
+            [domain, qty, vt, node_id, floor],
+        )
+        return [_received(domain, row) for row in rows]
+
+    def receive_suspect(self, domain: str, *, vt: int, node_id: UUID) -> list[ReceivedCommand]:
+        """Lease one command that may have killed a process. For a process that runs nothing else at the time."""
+        rows = self._call(
+            "SELECT command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct,"
+            " attempt, max_attempts, lease_expires_at FROM commandbus.receive_suspect(%s, %s, %s)",
+            [domain, vt, node_id],
         )
         return [_received(domain, row) for row in rows]
 
@@ -148,6 +166,33 @@ class PostgresTransitions:
             [domain, *_tokens(leases), seconds],
         )
         return {row[0] for row in rows}
+
+    def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
+        rows = self._call(
+            "SELECT command_id, status FROM commandbus.unhandled(%s, %s::uuid[], %s::bigint[], %s::int[], %s)",
+            [domain, *_tokens(leases), grace],
+        )
+        return {command_id: Status(status) for command_id, status in rows}
+
+    def node_died(self, domain: str, node_id: UUID, started: Sequence[tuple[int, int]] = ()) -> tuple[int, int, int]:
+        """Give back what a dead process held. What it was running, by ranges of msg_id, becomes a suspect.
+
+        Answers how many commands were released, how many accused, and how many are locked: ask again for these.
+        """
+        [row] = self._call(
+            "SELECT released, accused, remaining FROM commandbus.node_died(%s, %s, %s::bigint[], %s::bigint[])",
+            [domain, node_id, [low for low, _ in started], [high for _, high in started]],
+        )
+        return row[0], row[1], row[2]
+
+    def release_unknown(self, domain: str, node_id: UUID, held: Sequence[int]) -> set[UUID]:
+        """Give back what was leased to this node in a call whose answer was lost. `held`: the msg_ids it knows of."""
+        rows = self._call("SELECT commandbus.release_unknown(%s, %s, %s::bigint[])", [domain, node_id, list(held)])
+        return {row[0] for row in rows}
+
+    def pause(self, domain: str, paused: bool) -> bool:
+        [row] = self._call("SELECT commandbus.pause(%s, %s)", [domain, paused])
+        return bool(row[0])
 
     def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
         return self._answers(

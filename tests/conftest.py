@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 from hypothesis import settings
+from pytest_django import DjangoDbBlocker
 
 from commandbus.embedded import home_for, remove
 from commandbus.testing.time import purge
@@ -42,8 +43,18 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(postgres: None) -> None:
+def django_db_modify_db_settings(postgres: None, django_db_modify_db_settings_parallel_suffix: None) -> None:
     """pytest-django calls this before it makes the test database."""
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """The server of the tests has just started. As far as the bus is concerned, it did so long ago."""
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE OR REPLACE FUNCTION commandbus.started_at() RETURNS timestamptz LANGUAGE sql STABLE"
+            " AS $$ SELECT pg_catalog.now() - interval '1 day' $$"
+        )
 
 
 def other_sessions() -> list[str]:
@@ -66,7 +77,9 @@ def _clean_queues(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     request.getfixturevalue("transactional_db")
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMMANDBUS_TEST_DATABASE", connection.settings_dict["NAME"])  # for processes that a test starts
+        yield
     wait_until(lambda: not other_sessions(), f"the end of all other sessions {other_sessions()}")
     purge()
     with connection.cursor() as cursor:

@@ -19,9 +19,17 @@ from commandbus import get_command, send_command
 from commandbus.handlers import Handler, HandlerRegistry, registry
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
-from commandbus.worker import Worker, WorkerOptions
+from commandbus.worker.options import WorkerOptions
+from commandbus.worker.worker import Worker
 
 PATIENCE = 30.0
+
+WAITING_SESSIONS = """
+    SELECT count(*) FROM pg_locks
+    WHERE NOT granted AND pid IN (
+        SELECT pid FROM pg_locks WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+"""
+"""In this database: other tests may run beside this one, in other databases of the server."""
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition") -> None:
@@ -55,7 +63,7 @@ def result(command_id: UUID) -> Any:
 
 
 def replies() -> list[dict[str, Any]]:
-    return [message.message for message in PgmqClient().read("orders__replies", vt=0, qty=1000)]
+    return [message.message for message in PgmqClient().read("orders__replies", vt=0, qty=100_000)]
 
 
 def send_many(domain: str, command_type: str, count: int) -> None:
@@ -104,7 +112,6 @@ def environment(**changes: str) -> dict[str, str]:
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "COMMANDBUS_TEST_DATABASE": connection.settings_dict["NAME"],
         **changes,
     }
 
@@ -114,13 +121,13 @@ class Barrier:
 
     def __init__(self, key: int) -> None:
         self.key = key
-        self._connection = psycopg.connect(**_libpq_parameters(), autocommit=True)
+        self._connection = psycopg.connect(**libpq_parameters(), autocommit=True)
         self._connection.execute("SELECT pg_advisory_lock(%s)", [key])
 
     def arrived(self) -> int:
         """How many wait. Our keys are small, so that PostgreSQL shows them in `objid`."""
         row = self._connection.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted", [self.key]
+            f"{WAITING_SESSIONS} AND locktype = 'advisory' AND objid = %s", [self.key]
         ).fetchone()
         assert row is not None
         return int(row[0])
@@ -138,7 +145,7 @@ def barrier(key: int = 1) -> Iterator[Barrier]:
         gate.open()
 
 
-def _libpq_parameters() -> dict[str, Any]:
+def libpq_parameters() -> dict[str, Any]:
     parameters = connection.get_connection_params()
     return {name: parameters[name] for name in ("dbname", "user", "host", "port", "password") if name in parameters}
 
@@ -153,7 +160,12 @@ class WorkerProcess(subprocess.Popen[bytes]):
             env=environment(**changes),
             stdout=self.log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+
+    def signal_all(self, number: int) -> None:
+        """To it and all its children."""
+        os.killpg(self.pid, number)
 
     def end(self, number: int = signal.SIGTERM) -> str:
         """Ask it to end, wait for that, and answer what it has written."""
@@ -162,7 +174,7 @@ class WorkerProcess(subprocess.Popen[bytes]):
         try:
             self.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.signal_all(signal.SIGKILL)
             self.wait()
         self.log.seek(0)
         return self.log.read().decode()

@@ -36,7 +36,7 @@ from commandbus.messages import Failure, Finish
 from commandbus.models import Audit, Command, Domain, PayloadArchive
 from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import rows_read, send_many
+from tests.helpers import WAITING_SESSIONS, rows_read, send_many
 from tests.shop.models import Order
 
 BUS = PostgresTransitions("default")
@@ -278,10 +278,9 @@ def test_two_senders_of_one_id_at_once_send_it_once() -> None:
 
 
 def wait_for_a_blocked_backend() -> None:
-    query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with connection.cursor() as cursor:
         for _ in range(500):
-            cursor.execute(query)
+            cursor.execute(WAITING_SESSIONS)
             if cursor.fetchone()[0]:
                 return
             cursor.execute("SELECT pg_sleep(0.01)")

@@ -123,7 +123,9 @@ class Migration(migrations.Migration):
                 ("lease_read_ct", models.IntegerField(null=True)),
                 ("lease_expires_at", models.DateTimeField(null=True)),
                 ("node_id", models.UUIDField(null=True)),
+                ("isolated", models.BooleanField(db_default=False)),
                 ("crash_count", models.SmallIntegerField(db_default=0)),
+                ("vanished_count", models.SmallIntegerField(db_default=0)),
                 ("last_error_type", models.TextField(null=True)),
                 ("last_error_code", models.TextField(null=True)),
                 ("last_error_msg", models.TextField(null=True)),
@@ -190,7 +192,12 @@ class Migration(migrations.Migration):
                         name="ck_command_bus_command_status",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("attempts__gte", 0), ("crash_count__gte", 0), ("max_attempts__gte", 1)),
+                        condition=models.Q(
+                            ("attempts__gte", 0),
+                            ("crash_count__gte", 0),
+                            ("max_attempts__gte", 1),
+                            ("vanished_count__gte", 0),
+                        ),
                         name="ck_command_bus_command_counts",
                     ),
                     models.CheckConstraint(
@@ -234,7 +241,14 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("domain", models.TextField()),
                 ("command_type", models.TextField()),
-                ("max_attempts", models.IntegerField()),
+                (
+                    "max_attempts",
+                    models.IntegerField(help_text="None if no handler of it was ever seen", null=True),
+                ),
+                (
+                    "unhandled_since",
+                    models.DateTimeField(help_text="When a worker first found that nobody handles it", null=True),
+                ),
             ],
             options={
                 "db_table": "command_bus_command_type",
@@ -259,13 +273,20 @@ class Migration(migrations.Migration):
                 ("reset_attempts", models.BooleanField()),
                 ("archive_payloads", models.BooleanField()),
                 ("max_payload_bytes", models.IntegerField()),
+                ("crash_limit", models.IntegerField()),
+                ("unknown_type_grace", models.FloatField(help_text="seconds")),
                 ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
                 "db_table": "command_bus_domain",
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(("max_attempts__gte", 1), ("max_payload_bytes__gte", 1)),
+                        condition=models.Q(
+                            ("crash_limit__gte", 1),
+                            ("max_attempts__gte", 1),
+                            ("max_payload_bytes__gte", 1),
+                            ("unknown_type_grace__gte", 0),
+                        ),
                         name="ck_command_bus_domain_limits",
                     )
                 ],
@@ -285,6 +306,22 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(fields=("domain", "command_id"), name="uq_command_bus_payload_archive")
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Suspect",
+            fields=[
+                (
+                    "id",
+                    models.BigIntegerField(help_text="That of the command's row", primary_key=True, serialize=False),
+                ),
+                ("domain", models.TextField()),
+                ("command_id", models.UUIDField()),
+                ("msg_id", models.BigIntegerField()),
+                ("since", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "command_bus_suspect",
             },
         ),
         migrations.CreateModel(

@@ -3,6 +3,7 @@ from commandbus.models.command import Command
 from commandbus.models.domain import CommandType, Domain
 from commandbus.models.node import Node
 from commandbus.models.payload import PayloadArchive, UnreadableMessage
+from commandbus.models.suspect import Suspect
 from commandbus.models.tombstone import Tombstone
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Domain",
     "Node",
     "PayloadArchive",
+    "Suspect",
     "Tombstone",
     "UnreadableMessage",
 ]

@@ -41,7 +41,12 @@ class Command(models.Model):
     lease_read_ct = models.IntegerField(null=True)
     lease_expires_at = models.DateTimeField(null=True)
     node_id = models.UUIDField(null=True)
+
+    # Whether the last lease was for a run alone in its process; and how many of these died, seen by a supervisor or
+    # together with it.
+    isolated = models.BooleanField(db_default=False)
     crash_count = models.SmallIntegerField(db_default=0)
+    vanished_count = models.SmallIntegerField(db_default=0)
 
     last_error_type = models.TextField(null=True)
     last_error_code = models.TextField(null=True)
@@ -73,7 +78,7 @@ class Command(models.Model):
             ),
             models.CheckConstraint(condition=Q(status__in=ALL), name="ck_command_bus_command_status"),
             models.CheckConstraint(
-                condition=Q(attempts__gte=0, max_attempts__gte=1, crash_count__gte=0),
+                condition=Q(attempts__gte=0, max_attempts__gte=1, crash_count__gte=0, vanished_count__gte=0),
                 name="ck_command_bus_command_counts",
             ),
             models.CheckConstraint(

@@ -20,13 +20,18 @@ class Domain(models.Model):
     reset_attempts = models.BooleanField()
     archive_payloads = models.BooleanField()
     max_payload_bytes = models.IntegerField()
+    crash_limit = models.IntegerField()
+    unknown_type_grace = models.FloatField(help_text="seconds")
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         db_table = "command_bus_domain"
         constraints: ClassVar = [
             models.CheckConstraint(
-                condition=Q(max_attempts__gte=1, max_payload_bytes__gte=1), name="ck_command_bus_domain_limits"
+                condition=Q(
+                    max_attempts__gte=1, max_payload_bytes__gte=1, crash_limit__gte=1, unknown_type_grace__gte=0
+                ),
+                name="ck_command_bus_domain_limits",
             )
         ]
 
@@ -35,11 +40,12 @@ class Domain(models.Model):
 
 
 class CommandType(models.Model):
-    """The registry of handled command types: for senders without the handlers, and for choices in lists."""
+    """The registry of command types: for senders without the handlers, and for choices in lists."""
 
     domain = models.TextField()
     command_type = models.TextField()
-    max_attempts = models.IntegerField()
+    max_attempts = models.IntegerField(null=True, help_text="None if no handler of it was ever seen")
+    unhandled_since = models.DateTimeField(null=True, help_text="When a worker first found that nobody handles it")
 
     class Meta:
         db_table = "command_bus_command_type"

@@ -9,6 +9,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _now timestamptz := clock_timestamp();
+    _rows bigint[];
     _ids bigint[];
     _msg_ids bigint[];
     _queues text[];
@@ -17,12 +18,13 @@ DECLARE
 BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(cancel.domain);
+    _rows := commandbus.rows_of(cancel.domain, cancel.command_ids);
 
     -- Only what can be canceled is locked: a refused call must not hold up the worker that runs the command.
     WITH waiting AS MATERIALIZED (
         SELECT c.id
         FROM public.command_bus_command c
-        WHERE c.domain = cancel.domain AND c.command_id = ANY (cancel.command_ids)
+        WHERE c.id = ANY (_rows)
           AND c.status = 'PENDING' AND c.lease_read_ct IS NULL
         ORDER BY c.id
         FOR UPDATE
@@ -37,7 +39,7 @@ BEGIN
            )
     INTO _refused
     FROM public.command_bus_command c
-    WHERE c.domain = cancel.domain AND c.command_id = ANY (cancel.command_ids);
+    WHERE c.id = ANY (_rows);
 
     WITH canceled AS (
         UPDATE public.command_bus_command c

@@ -11,17 +11,17 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
+    _rows bigint[];
     _until timestamptz := clock_timestamp() + make_interval(secs => extend.seconds);
     _msg_ids bigint[];
 BEGIN
     PERFORM commandbus.require_read_committed();
+    _rows := commandbus.rows_of(extend.domain, extend.command_ids);
 
     WITH held AS MATERIALIZED (
         SELECT c.id
-        FROM unnest(extend.command_ids, extend.msg_ids, extend.read_cts) AS w(command_id, msg_id, read_ct)
-        JOIN public.command_bus_command c
-            ON c.domain = extend.domain AND c.command_id = w.command_id
-           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        FROM unnest(_rows, extend.msg_ids, extend.read_cts) AS w(id, msg_id, read_ct)
+        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         ORDER BY c.id
         FOR UPDATE OF c SKIP LOCKED
     ), extended AS (
@@ -38,9 +38,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT c.command_id
-    FROM unnest(extend.command_ids, extend.msg_ids, extend.read_cts) AS w(command_id, msg_id, read_ct)
-    JOIN public.command_bus_command c
-        ON c.domain = extend.domain AND c.command_id = w.command_id
-       AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
+    FROM unnest(_rows, extend.msg_ids, extend.read_cts) AS w(id, msg_id, read_ct)
+    JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
 END;
 $function$;

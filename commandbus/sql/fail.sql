@@ -20,6 +20,7 @@ SET enable_mergejoin = off
 AS $function$
 #variable_conflict use_column
 DECLARE
+    _rows bigint[];
     _queue text := fail.domain || '__commands';
     _now timestamptz := clock_timestamp();
     _ids uuid[];
@@ -30,14 +31,13 @@ DECLARE
     _delay double precision;
 BEGIN
     PERFORM commandbus.require_read_committed();
+    _rows := commandbus.rows_of(fail.domain, fail.command_ids);
 
     WITH held AS MATERIALIZED (
         SELECT c.id, w.error, w.delay, w.reason
-        FROM unnest(fail.command_ids, fail.msg_ids, fail.read_cts, fail.errors, fail.delays, fail.reasons)
-            AS w(command_id, msg_id, read_ct, error, delay, reason)
-        JOIN public.command_bus_command c
-            ON c.domain = fail.domain AND c.command_id = w.command_id
-           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        FROM unnest(_rows, fail.msg_ids, fail.read_cts, fail.errors, fail.delays, fail.reasons)
+            AS w(id, msg_id, read_ct, error, delay, reason)
+        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         ORDER BY c.id
         FOR UPDATE OF c
     ), failed AS (

@@ -17,6 +17,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
+    _rows bigint[];
     _queue text := finish.domain || '__commands';
     _now timestamptz := clock_timestamp();
     _ids uuid[];
@@ -26,14 +27,13 @@ DECLARE
     _replies jsonb[];
 BEGIN
     PERFORM commandbus.require_read_committed();
+    _rows := commandbus.rows_of(finish.domain, finish.command_ids);
 
     WITH held AS MATERIALIZED (
         SELECT c.id, w.status, w.result, w.error
-        FROM unnest(finish.command_ids, finish.msg_ids, finish.read_cts, finish.statuses, finish.results, finish.errors)
-            AS w(command_id, msg_id, read_ct, status, result, error)
-        JOIN public.command_bus_command c
-            ON c.domain = finish.domain AND c.command_id = w.command_id
-           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        FROM unnest(_rows, finish.msg_ids, finish.read_cts, finish.statuses, finish.results, finish.errors)
+            AS w(id, msg_id, read_ct, status, result, error)
+        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         ORDER BY c.id
         FOR UPDATE OF c
     ), finished AS (

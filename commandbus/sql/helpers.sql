@@ -25,6 +25,32 @@ BEGIN
 END;
 $function$;
 
+-- The rows of commands, in the order of the ids; null where there is none.
+--
+-- A plan that was made while the table was small may walk the whole domain for each command once it is large, and
+-- sessions keep their plans. Order and limit leave only one index to choose.
+CREATE OR REPLACE FUNCTION commandbus.rows_of(domain text, command_ids uuid[])
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $function$
+BEGIN
+    RETURN ARRAY(
+        SELECT k.id
+        FROM unnest(rows_of.command_ids) WITH ORDINALITY AS w(command_id, ordinal)
+        LEFT JOIN LATERAL (
+            SELECT c.id FROM public.command_bus_command c
+            WHERE c.domain = rows_of.domain AND c.command_id BETWEEN w.command_id AND w.command_id
+            ORDER BY c.command_id
+            LIMIT 1
+        ) AS k ON true
+        ORDER BY w.ordinal
+    );
+END;
+$function$;
+
 -- Every transition reads in one statement what an earlier one has waited for. That needs a snapshot per statement.
 CREATE OR REPLACE FUNCTION commandbus.require_read_committed()
 RETURNS void
@@ -116,7 +142,7 @@ AS $function$
     WITH troubled AS MATERIALIZED (
         SELECT c.id
         FROM public.command_bus_command c
-        WHERE c.domain = lock_troubled.domain AND c.command_id = ANY (lock_troubled.command_ids)
+        WHERE c.id = ANY (commandbus.rows_of(lock_troubled.domain, lock_troubled.command_ids))
           AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
         ORDER BY c.id
         FOR UPDATE

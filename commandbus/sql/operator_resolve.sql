@@ -49,7 +49,7 @@ BEGIN
                                                THEN format('its status is %s', c.status) END)
     INTO _refused
     FROM public.command_bus_command c
-    WHERE c.domain = operator_resolve.domain AND c.command_id = ANY (operator_resolve.command_ids);
+    WHERE c.id = ANY (commandbus.rows_of(operator_resolve.domain, operator_resolve.command_ids));
 
     WITH resolved AS (
         UPDATE public.command_bus_command c

@@ -18,6 +18,7 @@ DECLARE
     _ids bigint[];
     _messages jsonb[];
     _msg_ids bigint[];
+    _suspects bigint[];
     _refused jsonb;
 BEGIN
     PERFORM commandbus.require_read_committed();
@@ -29,7 +30,7 @@ BEGIN
     EXECUTE format(
         $query$
             WITH readable AS (
-                SELECT f.id, f.command_id, f.status, f.id = ANY ($3) AS troubled,
+                SELECT f.id, f.command_id, f.status, f.id = ANY ($2) AS troubled,
                        coalesce(a.message, CASE WHEN p.payload_json IS NOT NULL THEN jsonb_build_object(
                            'command_id', f.command_id, 'type', f.command_type, 'domain', f.domain,
                            'correlation_id', f.correlation_id, 'reply_to', f.reply_queue, 'created_at', f.created_at,
@@ -37,7 +38,7 @@ BEGIN
                 FROM public.command_bus_command f
                 LEFT JOIN pgmq.%I a ON a.msg_id = f.msg_id
                 LEFT JOIN public.command_bus_payload_archive p ON p.domain = f.domain AND p.command_id = f.command_id
-                WHERE f.domain = $1 AND f.command_id = ANY ($2)
+                WHERE f.id = ANY ($1)
                 ORDER BY f.id
             )
             SELECT array_agg(r.id) FILTER (WHERE r.troubled AND r.message IS NOT NULL),
@@ -48,7 +49,7 @@ BEGIN
             FROM readable r
         $query$, 'a_' || _queue)
     INTO _ids, _messages, _refused
-    USING operator_retry.domain, operator_retry.command_ids, _ids;
+    USING commandbus.rows_of(operator_retry.domain, operator_retry.command_ids), _ids;
 
     IF _ids IS NOT NULL THEN
         SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_queue, _messages, _now) AS s(msg_id);
@@ -61,16 +62,28 @@ BEGIN
                 max_attempts = CASE WHEN _domain.reset_attempts THEN c.max_attempts
                                     ELSE greatest(c.max_attempts, c.attempts + 1) END,
                 crash_count = 0,
+                vanished_count = 0,
                 updated_at = _now
             FROM unnest(_ids, _msg_ids) AS n(id, msg_id)
+            JOIN public.command_bus_command before ON before.id = n.id
             WHERE c.id = n.id
-            RETURNING c.command_id, c.msg_id
+            RETURNING c.id, c.command_id, c.msg_id, before.crash_count + before.vanished_count > 0 AS suspect
+        ), suspected AS (
+            INSERT INTO public.command_bus_suspect (id, domain, command_id, msg_id, since)
+            SELECT r.id, operator_retry.domain, r.command_id, r.msg_id, _now FROM retried r WHERE r.suspect
+            ON CONFLICT (id) DO UPDATE SET msg_id = excluded.msg_id
+        ), audited AS (
+            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+            SELECT operator_retry.domain, r.command_id, 'OPERATOR_RETRY', _now,
+                   jsonb_build_object(
+                       'operator', operator_retry.operator, 'reason', operator_retry.reason, 'msg_id', r.msg_id)
+            FROM retried r
         )
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT operator_retry.domain, r.command_id, 'OPERATOR_RETRY', _now,
-               jsonb_build_object(
-                   'operator', operator_retry.operator, 'reason', operator_retry.reason, 'msg_id', r.msg_id)
-        FROM retried r;
+        SELECT array_agg(r.msg_id) INTO _suspects FROM retried r WHERE r.suspect;
+        IF _suspects IS NOT NULL THEN
+            -- What has killed its process starts again where it can kill no other (receive_suspect).
+            PERFORM pgmq.set_vt(_queue, _suspects, _now + interval '1 hour');
+        END IF;
     END IF;
     RETURN QUERY SELECT a.* FROM commandbus.answer(operator_retry.domain, operator_retry.command_ids, _refused) AS a;
 END;

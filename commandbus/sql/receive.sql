@@ -3,7 +3,14 @@
 --
 -- Receiving starts at the queue, while everyone else locks commands first. So it never waits for a command row: a locked
 -- one is skipped, keeps the token it had, and is not delivered.
-CREATE OR REPLACE FUNCTION commandbus.receive(domain text, qty integer, vt integer, node_id uuid DEFAULT NULL)
+--
+-- A delivery that ended without a word (the row still has a token) was no attempt. If its node lives, it is delivered
+-- again; if its node is dead, the command may have killed it and becomes a suspect (set_aside).
+--
+-- With `floor` only messages from that msg_id on are looked at, in their order. See read_ready.
+CREATE OR REPLACE FUNCTION commandbus.receive(
+    domain text, qty integer, vt integer, node_id uuid DEFAULT NULL, floor bigint DEFAULT NULL
+)
 RETURNS TABLE (
     command_id uuid,
     command_type text,
@@ -26,12 +33,13 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _domain public.command_bus_domain;
-    _queue text := receive.domain || '__commands';
-    _now timestamptz;
+    _now timestamptz := clock_timestamp();
+    _until timestamptz := _now + make_interval(secs => receive.vt);
     _msg_ids bigint[];
     _read_cts integer[];
     _messages jsonb[];
     _ids uuid[];
+    _rows bigint[];
     _leased integer;
 BEGIN
     PERFORM commandbus.require_read_committed();
@@ -40,37 +48,33 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message)
-    INTO _msg_ids, _read_cts, _messages
-    FROM pgmq.read(_queue, receive.vt, receive.qty) AS m;
+    SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message), array_agg(m.command_id)
+    INTO _msg_ids, _read_cts, _messages, _ids
+    FROM commandbus.read_ready(receive.domain || '__commands', receive.qty, _now, _until, receive.floor) AS m;
     IF _msg_ids IS NULL THEN
         RETURN;
     END IF;
-    _now := clock_timestamp();
-    _ids := ARRAY(
-        SELECT CASE WHEN m.message ->> 'command_id' ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-                    THEN (m.message ->> 'command_id')::uuid END
-        FROM unnest(_messages) WITH ORDINALITY AS m(message, ordinal)
-        ORDER BY m.ordinal
-    );
+    _rows := commandbus.rows_of(receive.domain, _ids);
 
     RETURN QUERY
     WITH free AS MATERIALIZED (
         SELECT c.id, m.read_ct, m.message
-        FROM unnest(_ids, _msg_ids, _read_cts, _messages) AS m(command_id, msg_id, read_ct, message)
+        FROM unnest(_rows, _msg_ids, _read_cts, _messages) AS m(id, msg_id, read_ct, message)
         JOIN public.command_bus_command c
-            ON c.domain = receive.domain AND c.command_id = m.command_id AND c.msg_id = m.msg_id
+            ON c.id = m.id AND c.msg_id = m.msg_id
            AND c.status IN ('PENDING', 'IN_PROGRESS')
+           AND c.crash_count = 0 AND c.vanished_count = 0
+           AND (c.lease_read_ct IS NULL OR commandbus.is_alive(c.node_id, c.lease_expires_at))
         ORDER BY c.id
         FOR UPDATE OF c SKIP LOCKED
     ), leased AS (
         UPDATE public.command_bus_command c
-        -- A delivery that ended without a word (its lease ran out) was no attempt.
         SET attempts = c.attempts + CASE WHEN c.lease_read_ct IS NULL THEN 1 ELSE 0 END,
             status = CASE WHEN _domain.mark_in_progress THEN 'IN_PROGRESS' ELSE c.status END,
             lease_read_ct = f.read_ct,
-            lease_expires_at = _now + make_interval(secs => receive.vt),
+            lease_expires_at = _until,
             node_id = receive.node_id,
+            isolated = false,
             updated_at = _now
         FROM free f
         WHERE c.id = f.id
@@ -88,29 +92,129 @@ BEGIN
 
     GET DIAGNOSTICS _leased = ROW_COUNT;
     IF _leased < cardinality(_msg_ids) THEN
-        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids);
+        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids, _read_cts);
     END IF;
 END;
 $function$;
 
+-- Takes up to `qty` ready messages of a queue: hides each until `until` and counts the read.
+--
+-- PGMQ's own read walks along msg_id and passes every delayed message on its way. This one walks along the index on vt
+-- and meets only what is ready. Beside a snapshot that is held for long, it meets in addition every entry that was taken
+-- since; a reader that has seen this passes the `floor` it has reached and walks along msg_id from there. What becomes
+-- ready below the floor is found by the next read without one.
+CREATE OR REPLACE FUNCTION commandbus.read_ready(
+    queue text, qty integer, now timestamptz, until timestamptz, floor bigint DEFAULT NULL
+)
+RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb, command_id uuid)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+DECLARE
+    _query text := $query$
+        WITH ready AS MATERIALIZED (
+            SELECT r.msg_id FROM pgmq.%1$I r WHERE r.vt <= $1 %2$s LIMIT $2 FOR UPDATE SKIP LOCKED
+        )
+        UPDATE pgmq.%1$I q
+        SET vt = $3, read_ct = q.read_ct + 1
+        FROM ready
+        WHERE q.msg_id = ready.msg_id
+        RETURNING q.msg_id, q.read_ct, q.message, commandbus.command_id_of(q.message)
+    $query$;
+BEGIN
+    IF read_ready.floor IS NULL THEN
+        RETURN QUERY EXECUTE format(_query, 'q_' || read_ready.queue, 'ORDER BY r.vt')
+        USING read_ready.now, read_ready.qty, read_ready.until;
+    ELSE
+        RETURN QUERY EXECUTE format(_query, 'q_' || read_ready.queue, 'AND r.msg_id >= $4 ORDER BY r.msg_id')
+        USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor;
+    END IF;
+END;
+$function$;
+
+-- The command that a message belongs to; null if it does not say so. No SET clause, so that PostgreSQL can inline it.
+CREATE OR REPLACE FUNCTION commandbus.command_id_of(message jsonb)
+RETURNS uuid
+LANGUAGE sql
+IMMUTABLE
+AS $function$
+    SELECT CASE
+        WHEN (message OPERATOR(pg_catalog.->>) 'command_id')
+             OPERATOR(pg_catalog.~*) '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+        THEN (message OPERATOR(pg_catalog.->>) 'command_id')::pg_catalog.uuid
+    END
+$function$;
+
+-- Whether a node was heard of after a lease that it let expire. Who leases without a node is never accused.
+CREATE OR REPLACE FUNCTION commandbus.is_alive(node_id uuid, lease_expires_at timestamptz)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT is_alive.node_id IS NULL OR EXISTS (
+        SELECT 1 FROM public.command_bus_node n
+        WHERE n.node_id = is_alive.node_id AND n.stopped_at IS NULL AND n.heartbeat_at > is_alive.lease_expires_at
+    )
+$function$;
+
+-- Whether a node is dead that let a lease expire. A living node extends its leases, and beats each time: one that was not
+-- heard of since then is dead. But shortly after PostgreSQL has started, nobody could be heard.
+CREATE OR REPLACE FUNCTION commandbus.is_dead(node_id uuid, lease_expires_at timestamptz)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT NOT commandbus.is_alive(is_dead.node_id, is_dead.lease_expires_at)
+       AND (clock_timestamp() > commandbus.started_at() + interval '15 seconds'
+            OR EXISTS (SELECT 1 FROM public.command_bus_node n
+                       WHERE n.node_id = is_dead.node_id AND n.stopped_at IS NOT NULL))
+$function$;
+
+-- When this PostgreSQL was started.
+CREATE OR REPLACE FUNCTION commandbus.started_at()
+RETURNS timestamptz
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT pg_postmaster_start_time()
+$function$;
+
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
--- whose command is resolved, in the Troubleshooting Queue, or has a newer message are archived; the rest belong to
--- commands that somebody is changing at this moment, and stay.
-CREATE OR REPLACE FUNCTION commandbus.set_aside(domain text, command_ids uuid[], msg_ids bigint[])
+-- whose command is resolved, in the Troubleshooting Queue, or has a newer message are archived; those of suspects wait
+-- for an isolated run; the rest belong to commands that somebody is changing at this moment, and come back in a second.
+CREATE OR REPLACE FUNCTION commandbus.set_aside(domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $function$
 DECLARE
     _queue text := set_aside.domain || '__commands';
+    _rows bigint[] := commandbus.rows_of(set_aside.domain, set_aside.command_ids);
     _unreadable bigint[];
     _stale bigint[];
+    _suspects uuid[];
+    _locked bigint[];
 BEGIN
     SELECT array_agg(m.msg_id) FILTER (WHERE c.id IS NULL),
-           array_agg(m.msg_id) FILTER (WHERE c.status NOT IN ('PENDING', 'IN_PROGRESS') OR c.msg_id <> m.msg_id)
-    INTO _unreadable, _stale
-    FROM unnest(set_aside.command_ids, set_aside.msg_ids) AS m(command_id, msg_id)
-    LEFT JOIN public.command_bus_command c ON c.domain = set_aside.domain AND c.command_id = m.command_id;
+           array_agg(m.msg_id) FILTER (WHERE c.status NOT IN ('PENDING', 'IN_PROGRESS') OR c.msg_id <> m.msg_id),
+           array_agg(m.command_id) FILTER (
+               WHERE c.status IN ('PENDING', 'IN_PROGRESS') AND c.msg_id = m.msg_id
+                 AND c.lease_read_ct IS DISTINCT FROM m.read_ct)
+    INTO _unreadable, _stale, _suspects
+    FROM unnest(_rows, set_aside.command_ids, set_aside.msg_ids, set_aside.read_cts)
+        AS m(id, command_id, msg_id, read_ct)
+    LEFT JOIN public.command_bus_command c ON c.id = m.id;
 
     IF _unreadable IS NOT NULL THEN
         INSERT INTO public.command_bus_unreadable_message (domain, queue_name, msg_id, reason, seen_at)
@@ -124,6 +228,16 @@ BEGIN
     END IF;
     IF _unreadable IS NOT NULL OR _stale IS NOT NULL THEN
         PERFORM pgmq.archive(_queue, coalesce(_unreadable, '{}') || coalesce(_stale, '{}'));
+    END IF;
+    IF _suspects IS NOT NULL THEN
+        _locked := ARRAY(
+            SELECT m.msg_id FROM unnest(set_aside.command_ids, set_aside.msg_ids) AS m(command_id, msg_id)
+            WHERE m.command_id = ANY (_suspects)
+              AND m.command_id NOT IN (SELECT a FROM commandbus.accuse(set_aside.domain, _suspects, false) AS a)
+        );
+        IF cardinality(_locked) > 0 THEN
+            PERFORM pgmq.set_vt(_queue, _locked, clock_timestamp() + interval '1 second');
+        END IF;
     END IF;
 END;
 $function$;

@@ -8,7 +8,9 @@ CREATE OR REPLACE FUNCTION commandbus.register_domain(
     unique_globally boolean DEFAULT false,
     reset_attempts boolean DEFAULT true,
     archive_payloads boolean DEFAULT false,
-    max_payload_bytes integer DEFAULT 1048576
+    max_payload_bytes integer DEFAULT 1048576,
+    crash_limit integer DEFAULT 2,
+    unknown_type_grace double precision DEFAULT 300
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -51,12 +53,13 @@ BEGIN
 
     INSERT INTO public.command_bus_domain AS d (
         name, reply_queue, max_attempts, mark_in_progress, unique_globally,
-        reset_attempts, archive_payloads, max_payload_bytes, created_at
+        reset_attempts, archive_payloads, max_payload_bytes, crash_limit, unknown_type_grace, created_at
     )
     VALUES (
         register_domain.name, _reply_queue, register_domain.max_attempts, register_domain.mark_in_progress,
         register_domain.unique_globally, register_domain.reset_attempts, register_domain.archive_payloads,
-        register_domain.max_payload_bytes, clock_timestamp()
+        register_domain.max_payload_bytes, register_domain.crash_limit, register_domain.unknown_type_grace,
+        clock_timestamp()
     )
     ON CONFLICT ON CONSTRAINT command_bus_domain_pkey DO UPDATE SET
         reply_queue = excluded.reply_queue,
@@ -65,11 +68,14 @@ BEGIN
         unique_globally = excluded.unique_globally,
         reset_attempts = excluded.reset_attempts,
         archive_payloads = excluded.archive_payloads,
-        max_payload_bytes = excluded.max_payload_bytes
+        max_payload_bytes = excluded.max_payload_bytes,
+        crash_limit = excluded.crash_limit,
+        unknown_type_grace = excluded.unknown_type_grace
     WHERE (d.reply_queue, d.max_attempts, d.mark_in_progress, d.unique_globally,
-           d.reset_attempts, d.archive_payloads, d.max_payload_bytes)
+           d.reset_attempts, d.archive_payloads, d.max_payload_bytes, d.crash_limit, d.unknown_type_grace)
         IS DISTINCT FROM
           (excluded.reply_queue, excluded.max_attempts, excluded.mark_in_progress, excluded.unique_globally,
-           excluded.reset_attempts, excluded.archive_payloads, excluded.max_payload_bytes);
+           excluded.reset_attempts, excluded.archive_payloads, excluded.max_payload_bytes,
+           excluded.crash_limit, excluded.unknown_type_grace);
 END;
 $function$;

@@ -1,4 +1,4 @@
--- Stores the retry limit of each command type, for senders that do not know the handlers.
+-- Stores the retry limit of each command type, for senders that do not know the handlers, and that it has a handler.
 CREATE OR REPLACE FUNCTION commandbus.register_types(domain text, command_types text[], max_attempts integer[])
 RETURNS void
 LANGUAGE sql
@@ -8,6 +8,7 @@ AS $function$
     SELECT register_types.domain, w.command_type, w.max_attempts
     FROM unnest(register_types.command_types, register_types.max_attempts) AS w(command_type, max_attempts)
     ORDER BY w.command_type
-    ON CONFLICT (domain, command_type) DO UPDATE SET max_attempts = excluded.max_attempts
-    WHERE t.max_attempts <> excluded.max_attempts
+    ON CONFLICT (domain, command_type) DO UPDATE
+    SET max_attempts = excluded.max_attempts, unhandled_since = NULL
+    WHERE t.max_attempts IS DISTINCT FROM excluded.max_attempts OR t.unhandled_since IS NOT NULL
 $function$;

@@ -10,18 +10,18 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
+    _rows bigint[];
     _now timestamptz := clock_timestamp();
     _ids uuid[];
     _msg_ids bigint[];
 BEGIN
     PERFORM commandbus.require_read_committed();
+    _rows := commandbus.rows_of(release.domain, release.command_ids);
 
     WITH held AS MATERIALIZED (
         SELECT c.id
-        FROM unnest(release.command_ids, release.msg_ids, release.read_cts) AS w(command_id, msg_id, read_ct)
-        JOIN public.command_bus_command c
-            ON c.domain = release.domain AND c.command_id = w.command_id
-           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        FROM unnest(_rows, release.msg_ids, release.read_cts) AS w(id, msg_id, read_ct)
+        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         ORDER BY c.id
         FOR UPDATE OF c
     ), released AS (

@@ -199,6 +199,14 @@ class InMemoryBus:
         self.pgmq.set_vt(f"{domain}__commands", [lease.msg_id for lease in held], seconds)
         return {lease.command_id for lease in held}
 
+    def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
+        """There are no other workers, so nobody will ever handle it."""
+        error = ErrorInfo("NoHandler", "NO_HANDLER", "no handler for its type")
+        statuses = self.fail(domain, [Failure(lease, error, reason=Reason.NO_HANDLER) for lease in leases])
+        for command_id in statuses:
+            self.commands[(domain, command_id)].attempts -= 1
+        return statuses
+
     def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
         def cancel(stored: StoredCommand) -> str | None:
             if stored.lease_read_ct is not None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from commandbus.handlers import HandlerRegistry, registry
 from commandbus.transitions import Transitions
-from commandbus.worker.execute import Executor, Work, apply
+from commandbus.worker.execute import Executor, apply
+from commandbus.worker.work import Work
 
 VT = 30
 
@@ -24,6 +25,6 @@ def run_pending(
     while ran < limit and (received := transitions.receive(domain, qty=1, vt=VT)):
         for one in received:
             handler = handlers.get(domain, one.command.command_type)
-            apply(transitions, domain, executor.execute(Work(domain, handler, (one,))))
+            apply(transitions, domain, executor.execute(Work(domain, handler, (one,))), grace=0)
             ran += 1
     return ran

@@ -1,0 +1,85 @@
+-- For leased commands of types that the worker has no handler for. While another living node handles the type, or while
+-- nobody has done so for less than the grace period (in seconds; the domain's, unless one is given), they are given
+-- back; after that they go to the Troubleshooting Queue. Either way no attempt is used up. Answers the new status per
+-- command.
+CREATE OR REPLACE FUNCTION commandbus.unhandled(
+    domain text,
+    command_ids uuid[],
+    msg_ids bigint[],
+    read_cts integer[],
+    grace double precision DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, status text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+#variable_conflict use_column
+DECLARE
+    _grace double precision;
+    _now timestamptz := clock_timestamp();
+    _rows bigint[] := commandbus.rows_of(unhandled.domain, unhandled.command_ids);
+    _orphaned text[];
+    _hopeless record;
+    _failed uuid[];
+    _waiting record;
+BEGIN
+    PERFORM commandbus.require_read_committed();
+    _grace := coalesce(unhandled.grace, (commandbus.require_domain(unhandled.domain)).unknown_type_grace);
+
+    SELECT array_agg(t.command_type) INTO _orphaned
+    FROM (
+        SELECT DISTINCT c.command_type FROM public.command_bus_command c WHERE c.id = ANY (_rows)
+    ) AS t
+    WHERE NOT EXISTS (
+        SELECT 1 FROM public.command_bus_node n
+        WHERE n.stopped_at IS NULL AND n.heartbeat_at > _now - interval '1 minute'
+          AND n.handled_types -> unhandled.domain ? t.command_type
+    );
+    -- The clock of the grace period starts here, and register_types stops it.
+    INSERT INTO public.command_bus_command_type AS t (domain, command_type, unhandled_since)
+    SELECT unhandled.domain, o, _now FROM unnest(_orphaned) AS o ORDER BY o
+    ON CONFLICT (domain, command_type) DO UPDATE SET unhandled_since = excluded.unhandled_since
+    WHERE t.unhandled_since IS NULL;
+
+    SELECT array_agg(w.command_id) AS ids, array_agg(w.msg_id) AS msg_ids, array_agg(w.read_ct) AS read_cts,
+           array_agg(jsonb_build_object(
+               'type', 'NoHandler', 'code', 'NO_HANDLER',
+               'message', format('no handler for %s/%s in any worker for %s seconds', unhandled.domain, c.command_type,
+                                 _grace))) AS errors,
+           array_agg('NO_HANDLER'::text) AS reasons
+    INTO _hopeless
+    FROM unnest(_rows, unhandled.command_ids, unhandled.msg_ids, unhandled.read_cts)
+        AS w(id, command_id, msg_id, read_ct)
+    JOIN public.command_bus_command c ON c.id = w.id
+    JOIN public.command_bus_command_type t ON t.domain = c.domain AND t.command_type = c.command_type
+    WHERE c.command_type = ANY (_orphaned)
+      AND t.unhandled_since <= _now - make_interval(secs => _grace);
+
+    IF _hopeless.ids IS NOT NULL THEN
+        _failed := ARRAY(
+            SELECT f.command_id
+            FROM commandbus.fail(unhandled.domain, _hopeless.ids, _hopeless.msg_ids, _hopeless.read_cts,
+                                 _hopeless.errors, NULL, _hopeless.reasons) AS f
+        );
+        UPDATE public.command_bus_command c SET attempts = c.attempts - 1
+        WHERE c.id = ANY (commandbus.rows_of(unhandled.domain, _failed));
+        RETURN QUERY SELECT f, 'IN_TROUBLESHOOTING_QUEUE' FROM unnest(_failed) AS f;
+    END IF;
+
+    -- The more often it came to the wrong worker, the longer the pause, so that the rest is not held up.
+    FOR _waiting IN
+        SELECT array_agg(w.command_id) AS ids, array_agg(w.msg_id) AS msg_ids, array_agg(w.read_ct) AS read_cts,
+               power(2, least(w.read_ct, 4) - 1) AS delay
+        FROM unnest(unhandled.command_ids, unhandled.msg_ids, unhandled.read_cts) AS w(command_id, msg_id, read_ct)
+        WHERE w.command_id <> ALL (coalesce(_hopeless.ids, '{}'))
+        GROUP BY least(w.read_ct, 4)
+    LOOP
+        RETURN QUERY
+        SELECT r, 'PENDING' FROM commandbus.release(
+            unhandled.domain, _waiting.ids, _waiting.msg_ids, _waiting.read_cts, _waiting.delay) AS r;
+    END LOOP;
+END;
+$function$;

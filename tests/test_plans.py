@@ -1,0 +1,84 @@
+"""A session keeps the plans of its functions. Those made while tables were empty must be good when they are not.
+
+No test here asserts a time: they count the rows that were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import connection
+
+from commandbus import nodes
+from commandbus.messages import ErrorInfo, Failure, Finish, ReceivedCommand, Status
+from commandbus.models import Command, Node
+from commandbus.transitions import PostgresTransitions
+from tests.helpers import rows_read, send, send_many
+
+pytestmark = pytest.mark.django_db
+
+CALLS = 10  # PostgreSQL looks at the parameters of the first five, and then keeps one plan for all
+ERROR = ErrorInfo("E", "E", "e")
+
+Action = Callable[[PostgresTransitions, list[ReceivedCommand]], Any]
+
+ACTIONS: dict[str, Action] = {
+    "receive": lambda bus, received: None,
+    "finish": lambda bus, received: bus.finish("orders", [Finish(r.lease, Status.COMPLETED) for r in received]),
+    "retry": lambda bus, received: bus.fail("orders", [Failure(r.lease, ERROR, 3600) for r in received]),
+    "troubleshoot": lambda bus, received: bus.fail("orders", [Failure(r.lease, ERROR) for r in received]),
+    "release": lambda bus, received: bus.release("orders", [r.lease for r in received], 3600),
+    "extend": lambda bus, received: bus.extend("orders", [r.lease for r in received], 3600),
+    "unhandled": lambda bus, received: bus.unhandled("orders", [r.lease for r in received], 0),
+    "cancel": lambda bus, received: bus.cancel("orders", [r.command.command_id for r in received]),
+    "operator_retry": lambda bus, received: _troubled(bus, received, bus.operator_retry),
+    "operator_complete": lambda bus, received: _troubled(bus, received, bus.operator_complete),
+    "node_died": lambda bus, received: bus.node_died("orders", _node(), [(0, 2**60)]),
+    "receive_suspect": lambda bus, received: _suspect(bus),
+}
+
+
+def _troubled(bus: PostgresTransitions, received: list[ReceivedCommand], action: Callable[..., Any]) -> None:
+    bus.fail("orders", [Failure(r.lease, ERROR) for r in received])
+    action("orders", [r.command.command_id for r in received])
+
+
+def _suspect(bus: PostgresTransitions) -> None:
+    bus.node_died("orders", _node(), [(0, 2**60)])
+    assert bus.receive_suspect("orders", vt=30, node_id=_node())
+
+
+def _node() -> UUID:
+    return Node.objects.get().node_id
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_function_reads_no_command_but_those_it_is_for(name: str) -> None:
+    bus = PostgresTransitions("default")
+    nodes.register("default", node_id=uuid4(), name="n", role="worker", domains=["orders"], handled_types={})
+
+    def act() -> None:
+        ids = [send("PlaceOrder"), send("PlaceOrder")]
+        received = bus.receive("orders", qty=1000, vt=3600, node_id=_node())
+        assert [one.command.command_id for one in received] == ids
+        ACTIONS[name](bus, received)
+
+    for _ in range(CALLS):
+        act()
+        _forget_the_queue()
+    send_many("orders", "PlaceOrder", 3000)
+    _forget_the_queue()
+    before = rows_read("command_bus_command")
+    act()
+    assert rows_read("command_bus_command") - before < 60
+
+
+def _forget_the_queue() -> None:
+    """What is in the queue is not the question here."""
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pgmq.q_orders__commands")
+        cursor.execute("DELETE FROM command_bus_suspect")
+    Command.objects.filter(status="IN_PROGRESS").update(status="PENDING", lease_read_ct=None, lease_expires_at=None)
