@@ -13,7 +13,8 @@ from commandbus.handlers import Handler, HandlerFunction, registry
 from commandbus.messages import Finish, ReceivedCommand, Status, json_object
 from commandbus.policies import RetryPolicy
 from commandbus.transitions import PostgresTransitions, Transitions
-from commandbus.worker import Worker, WorkerOptions
+from commandbus.worker.options import WorkerOptions
+from commandbus.worker.worker import Worker
 
 
 class CommandBus:

@@ -88,11 +88,12 @@ class EmbeddedPostgres:
             self._user_lock.close()
             self._user_lock = None
 
-    def restart(self, mode: str = "fast") -> None:
-        """Stop the server as `pg_ctl stop -m mode` does (`immediate` is a crash) and start it again."""
+    def restart(self, mode: str = "fast", pause: float = 0) -> None:
+        """Stop the server as `pg_ctl stop -m mode` does (`immediate` is a crash) and start it after `pause` seconds."""
         binaries = self._binaries()
         with _locked(self.home / "start.lock"):
             _run([binaries / "pg_ctl", "stop", "-w", "-D", self.data, "-m", mode])
+            time.sleep(pause)
             self._start_postgres(binaries)
 
     def create_database(self, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.db.models.functions import Now
 
@@ -16,11 +16,17 @@ HEARTBEAT_SECONDS = 10.0
 
 
 def register(
-    using: str, *, name: str, role: str, domains: Sequence[str], handled_types: Mapping[str, Sequence[str]]
-) -> UUID:
+    using: str,
+    *,
+    node_id: UUID,
+    name: str,
+    role: str,
+    domains: Sequence[str],
+    handled_types: Mapping[str, Sequence[str]],
+) -> None:
     """Make a process known under an id of its own."""
-    node = Node.objects.using(using).create(
-        node_id=uuid4(),
+    Node.objects.using(using).create(
+        node_id=node_id,
         name=name,
         role=role,
         domains=list(domains),
@@ -29,7 +35,6 @@ def register(
         pid=os.getpid(),
         version=commandbus.__version__,
     )
-    return node.node_id
 
 
 def heartbeat(using: str, node_id: UUID) -> None:

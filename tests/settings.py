@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -56,5 +57,5 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "UTC"
 USE_TZ = True
-COMMANDBUS = {"DOMAINS": ["orders", "other"]}
+COMMANDBUS = {"DOMAINS": ["orders", "other"], **json.loads(os.environ.get("COMMANDBUS_TEST_SETTINGS", "{}"))}
 STATIC_URL = "static/"

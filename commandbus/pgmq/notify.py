@@ -115,6 +115,7 @@ class Listener(threading.Thread):
         params = connections[self.using].get_connection_params()
         for not_for_libpq in ("cursor_factory", "context", "prepare_threshold", "pool", "server_side_binding"):
             params.pop(not_for_libpq, None)
+        params["application_name"] = self.name
         connection = psycopg.connect(**params, autocommit=True)
         for domain in self.domains:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(domain))))

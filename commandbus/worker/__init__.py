@@ -1,5 +1,4 @@
-"""Workers: fetch, execute, finish."""
+"""Workers: fetch, execute, finish, keep leases, supervise processes.
 
-from commandbus.worker.worker import Worker, WorkerOptions
-
-__all__ = ["Worker", "WorkerOptions"]
+Nothing is imported here: a child process imports this package before Django is set up.
+"""

@@ -24,9 +24,9 @@ def call(handler: Handler, *arguments: object) -> Any:
     except TimeoutError as error:
         if timeout is None or time.monotonic() - started < timeout:
             raise  # the handler's own
-        raise _timed_out(handler) from error
+        raise timed_out(handler) from error
     if timeout is not None and time.monotonic() - started > timeout:
-        raise _timed_out(handler)
+        raise timed_out(handler)
     return result
 
 
@@ -35,5 +35,5 @@ async def _within(timeout: float | None, function: HandlerFunction, *arguments: 
         return await function(*arguments)
 
 
-def _timed_out(handler: Handler) -> TransientCommandError:
+def timed_out(handler: Handler) -> TransientCommandError:
     return TransientCommandError("TIMEOUT", f"the handler {handler.name} took longer than {handler.timeout} seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from commandbus import conf
 from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError
@@ -28,35 +30,16 @@ from commandbus.messages import (
 )
 from commandbus.policies import Classifier, Decision, End, Retry, RetryPolicy, Troubleshoot
 from commandbus.transitions import Transitions
-from commandbus.worker.call import call
+from commandbus.worker.call import call, timed_out
 from commandbus.worker.context import Context
 from commandbus.worker.errors import error_info
 from commandbus.worker.log import log
 from commandbus.worker.log import logger as worker_logger
+from commandbus.worker.turn import Session, Turn, WrittenOffError
+from commandbus.worker.work import Outcome, Release, Unhandled, Work
 
 LOST_CONNECTIONS = 3
 """How often a command may lose the connection of its handler before that counts as an attempt: it may be the cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The delivery did not count: give the command back with its attempt."""
-
-    lease: Lease
-    delay: float = 0
-
-
-Outcome = Finish | Failure | Release
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One call of a handler: one command, or several for a bulk handler."""
-
-    domain: str
-    handler: Handler | None
-    received: tuple[ReceivedCommand, ...]
-    fetched_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +52,21 @@ class Executor:
     """How a handler's lease is extended: outside its transaction, which would hide it from all others."""
     lost: dict[UUID, int] = field(default_factory=dict)
     """How often each command has lost its connection."""
+    turn: Turn = field(default_factory=Turn)
+    """By which the call of a handler is watched."""
 
     def execute(self, work: Work) -> list[Outcome]:
         """Run the handler and answer what is left to tell the database. Raises nothing that a handler can cause."""
         if work.handler is None:
-            return [_no_handler(work, received) for received in work.received]
+            _log(logging.WARNING, "command.no_handler", work)
+            return [Unhandled(lease) for lease in work.leases]
         broken = [received for received in work.received if not isinstance(received.command.data, Mapping)]
         if broken:
             return [*(_invalid(received) for received in broken), *self._others(work, broken)]
         started = time.monotonic()
         outcomes: list[Outcome]
         try:
+            self.turn.begin(work)
             if work.handler.transactional and self.using is not None:
                 _connect(self.using)
                 with _watched_connection(self.using):
@@ -87,33 +74,53 @@ class Executor:
             else:
                 with _watched_connection(self.using):
                     outcomes = list(self._run(work, work.handler))
-        except LeaseLostError:
-            _log(logging.WARNING, "lease.lost", work)
-            # Nothing of it was kept. Whoever of the group still has its lease starts again elsewhere.
-            return [Release(received.lease, delay=1.0) for received in work.received]
-        except ConnectionLostError as error:
-            _log(logging.WARNING, "connection.lost", work)
-            return [self._after_lost_connection(error, work, work.handler, received) for received in work.received]
+                self.turn.claim()
+        except WrittenOffError:
+            _log(logging.WARNING, "handler.late", work)
+            return []
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything, also what would end our thread
-            if len(work.received) > 1 and work.handler.transactional and self.using is not None:
-                # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
-                return [outcome for one in work.received for outcome in self.execute(replace(work, received=(one,)))]
-            return [self._after(error, work, work.handler, received) for received in work.received]
+            return self._after_error(error, work, work.handler)
         if self.lost:
             for received in work.received:
                 self.lost.pop(received.command.command_id, None)
         _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
         return outcomes
 
+    def time_out(self, work: Work) -> list[Outcome]:
+        """What becomes of a call that was written off because it took too long."""
+        assert work.handler is not None  # noqa: S101 - it has a timeout
+        error = timed_out(work.handler)
+        return [self._after(error, work, work.handler, received) for received in work.received]
+
+    def _after_error(self, error: BaseException, work: Work, handler: Handler) -> list[Outcome]:
+        try:
+            self.turn.claim()
+        except WrittenOffError:
+            _log(logging.WARNING, "handler.late", work)
+            return []
+        if isinstance(error, LeaseLostError):
+            _log(logging.WARNING, "lease.lost", work)
+            # Nothing of it was kept. Whoever of the group still has its lease starts again elsewhere.
+            return [Release(lease, delay=1.0) for lease in work.leases]
+        if isinstance(error, ConnectionLostError):
+            _log(logging.WARNING, "connection.lost", work)
+            return [self._after_lost_connection(error, work, handler, received) for received in work.received]
+        if len(work.received) > 1 and handler.transactional and self.using is not None:
+            # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
+            return [outcome for one in work.received for outcome in self.execute(replace(work, received=(one,)))]
+        return [self._after(error, work, handler, received) for received in work.received]
+
     def _others(self, work: Work, broken: Sequence[ReceivedCommand]) -> list[Outcome]:
         rest = tuple(received for received in work.received if received not in broken)
-        return self.execute(Work(work.domain, work.handler, rest, work.fetched_at)) if rest else []
+        return self.execute(Work(work.domain, work.handler, rest)) if rest else []
 
     def _run_in_transaction(self, work: Work, handler: Handler) -> list[Outcome]:
         committed: list[bool] = []
         try:
             with transaction.atomic(using=self.using):
                 transaction.on_commit(partial(committed.append, True), using=self.using)  # runs before the handler's
+                if handler.timeout is not None:
+                    self.turn.session = _session(transaction.get_connection(self.using))
                 self._run_and_finish(work, handler)
         except Exception:
             if not committed:
@@ -124,12 +131,15 @@ class Executor:
 
     def _run_and_finish(self, work: Work, handler: Handler) -> None:
         finishes = self._run(work, handler)
+        self.turn.claim()
         # The last statement of the handler's own transaction: its effects and its end commit together.
         done = self.transitions.finish(work.domain, finishes)
         if len(done) < len(finishes):
             raise LeaseLostError(f"{len(finishes) - len(done)} of {len(finishes)} leases ran out")
 
     def _run(self, work: Work, handler: Handler) -> list[Finish]:
+        if self.using is not None and self.turn.session is None:
+            self.turn.session = Session(connections[self.using])
         context = self._context(work)
         if handler.batch_size is None:
             [received] = work.received
@@ -145,7 +155,7 @@ class Executor:
         return [_finish(received, result) for received, result in zip(work.received, results, strict=True)]
 
     def _context(self, work: Work) -> Context:
-        leases = [received.lease for received in work.received]
+        leases = work.leases
 
         def extend(seconds: float) -> bool:
             extend_all = self.extend or self.transitions.extend
@@ -198,6 +208,23 @@ class ConnectionLostError(Exception):
 IDLE_IN_TRANSACTION = "25P03"  # PostgreSQL has ended the session because of the handler
 
 
+def _session(wrapper: BaseDatabaseWrapper) -> Session:
+    """The process in PostgreSQL that serves this transaction. Only PostgreSQL knows it, if a pooler is in between."""
+    with wrapper.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid(), transaction_timestamp()")
+        return Session(wrapper, *cursor.fetchone())
+
+
+def drop_dead_connection(using: str) -> None:
+    """One that was ended while nobody used it, so that no command suffers. Costs nothing if there is no news on it."""
+    wrapper = connections[using]
+    if wrapper.connection is not None:
+        news = select.poll()
+        news.register(wrapper.connection.fileno(), select.POLLIN)
+        if news.poll(0) and not wrapper.is_usable():
+            wrapper.close()
+
+
 def _connect(using: str) -> None:
     try:
         connections[using].ensure_connection()
@@ -227,19 +254,23 @@ def _watched_connection(using: str | None) -> Iterator[None]:
         raise ConnectionLostError from error
 
 
-def apply(transitions: Transitions, domain: str, outcomes: Sequence[Outcome]) -> None:
-    """Tell the database, in one call per kind. Outcomes whose lease was lost meanwhile have no effect."""
+def apply(transitions: Transitions, domain: str, outcomes: Sequence[Outcome], *, grace: float | None = None) -> None:
+    """Tell the database, in one call per kind. Outcomes whose lease was lost meanwhile have no effect.
+
+    `grace`: how long commands wait for a worker with their handler, if not as long as the settings say.
+    """
     finishes = [outcome for outcome in outcomes if isinstance(outcome, Finish)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     releases = [outcome for outcome in outcomes if isinstance(outcome, Release)]
+    unhandled = [outcome.lease for outcome in outcomes if isinstance(outcome, Unhandled)]
     if finishes:
         _log_lost(domain, finishes, transitions.finish(domain, finishes))
     if failures:
         statuses = transitions.fail(domain, failures)
         _log_lost(domain, failures, statuses)
-        for command_id, status in statuses.items():
-            event = "command.retry" if status is Status.PENDING else "command.troubleshooting"
-            log(logging.WARNING, event, domain=domain, command_id=command_id)
+        _log_statuses(domain, statuses)
+    if unhandled:
+        _log_statuses(domain, transitions.unhandled(domain, unhandled, grace))
     for delay in {release.delay for release in releases}:
         transitions.release(domain, [release.lease for release in releases if release.delay == delay], delay)
 
@@ -259,12 +290,6 @@ def _finish(received: ReceivedCommand, result: object) -> Finish:
     return Finish(received.lease, Status.COMPLETED, result)
 
 
-def _no_handler(work: Work, received: ReceivedCommand) -> Failure:
-    message = f"no handler for {work.domain}/{received.command.command_type} in this worker"
-    log(logging.WARNING, "command.no_handler", domain=work.domain, type=received.command.command_type)
-    return Failure(received.lease, ErrorInfo("NoHandler", "NO_HANDLER", message), reason=Reason.NO_HANDLER)
-
-
 def _invalid(received: ReceivedCommand) -> Failure:
     message = f"the data of the message is {received.command.data!r:.200}, not a JSON object"
     return Failure(received.lease, ErrorInfo("InvalidData", "INVALID_DATA", message), reason=Reason.INVALID_DATA)
@@ -274,6 +299,12 @@ def _log_lost(domain: str, outcomes: Sequence[Finish | Failure], kept: Any) -> N
     for outcome in outcomes:
         if outcome.lease.command_id not in kept:
             log(logging.WARNING, "lease.lost", domain=domain, command_id=outcome.lease.command_id)
+
+
+def _log_statuses(domain: str, statuses: Mapping[UUID, Status]) -> None:
+    for command_id, status in statuses.items():
+        event = "command.retry" if status is Status.PENDING else "command.troubleshooting"
+        log(logging.WARNING, event, domain=domain, command_id=command_id)
 
 
 def _log(level: int, event: str, work: Work, **fields: Any) -> None:

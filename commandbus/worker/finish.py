@@ -7,14 +7,16 @@ import queue
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from commandbus.messages import Failure, Reason
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.errors import error_info
-from commandbus.worker.execute import Outcome, apply
+from commandbus.worker.execute import apply
 from commandbus.worker.log import log
+from commandbus.worker.work import Outcome
 
 GROUP = 500
 GIVE_UP_SECONDS = 10.0
@@ -29,24 +31,18 @@ class Finisher(threading.Thread):
     When it has to give up at the end of the process, nothing is lost: the leases run out and the commands come back.
     """
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, told: Callable[[str, list[Outcome]], None]) -> None:
+        """`told` is called with what the database knows now, or never will."""
         super().__init__(name=f"commandbus-finish-{using}", daemon=True)
         self.transitions = PostgresTransitions(using)
+        self._told = told
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
         self._limited: object = None
-        self._unfinished = 0
-        self._lock = threading.Lock()
         self._stopped_at: float | None = None
 
     def put(self, domain: str, outcomes: list[Outcome]) -> None:
-        with self._lock:
-            self._unfinished += len(outcomes)
         for outcome in outcomes:
             self._outcomes.put((domain, outcome))
-
-    def is_idle(self) -> bool:
-        with self._lock:
-            return self._unfinished == 0
 
     def stop(self) -> None:
         """Finish what is there, then end."""
@@ -58,8 +54,7 @@ class Finisher(threading.Thread):
             while (group := self._next_group()) is not None:
                 for domain, outcomes in group.items():
                     self._apply(domain, outcomes)
-                    with self._lock:
-                        self._unfinished -= len(outcomes)
+                    self._told(domain, outcomes)
         finally:
             connections[self.transitions.using].close()
 

@@ -14,6 +14,16 @@ def log(level: int, event: str, **fields: Any) -> None:
         logger.log(level, "%s", line, extra={"event": event, "fields": fields})
 
 
+def show_log(verbosity: int) -> None:
+    """A project that configures no logging shall see what its worker does all the same."""
+    ours = logging.getLogger("commandbus")
+    if verbosity > 0 and not ours.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+
+
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"

@@ -1,92 +1,93 @@
-"""A worker process: one fetcher, a pool of executors, a finisher, and what keeps them company."""
+"""A worker process: one fetcher, a pool of executors, and for each database a finisher, a keeper and a listener."""
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from commandbus import conf, install, nodes
 from commandbus.exceptions import ConfigurationError
 from commandbus.handlers import HandlerRegistry, registry
-from commandbus.messages import Lease, ReceivedCommand
 from commandbus.models import Domain
 from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, Listener, clear_idle, set_idle
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.backlog import Backlog
-from commandbus.worker.execute import Executor, Outcome, Release, Work
+from commandbus.worker.board import Board
+from commandbus.worker.execute import Executor, drop_dead_connection
+from commandbus.worker.fetch import Fetcher
 from commandbus.worker.finish import Finisher
+from commandbus.worker.keeper import Keeper
+from commandbus.worker.leases import Leases
 from commandbus.worker.log import log
+from commandbus.worker.memory import megabytes
+from commandbus.worker.options import Ending, Suspects, WorkerOptions
+from commandbus.worker.turn import Turn
+from commandbus.worker.work import Outcome, Release, Work
 
-CONNECTIONS_BESIDE_EXECUTORS = 4  # fetcher, finisher, extender, heartbeat; the listener's is not from Django's pool
+CONNECTIONS_BESIDE_EXECUTORS = 3  # fetcher, finisher, keeper; the listener's is not from Django's pool
 
-RETRY_SECONDS = 1.0
+STUCK_SECONDS = 1.0
+"""How long a thread that was written off may go on until its process is recycled because of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    domains: tuple[str, ...]
-    concurrency: int = 10
-    vt: int = 30
-    """Seconds of a lease."""
-    use_notify: bool = True
-    poll_interval: float = 1.0
-    until_empty: bool = False
-    """End when nothing is ready and nothing runs."""
-    max_commands: int | None = None
-    name: str = field(default_factory=socket.gethostname)
+class Seat:
+    """The place of one executor. When its handler takes too long, another thread takes the seat."""
 
-    def __post_init__(self) -> None:
-        if not self.domains:
-            raise ConfigurationError("a worker needs at least one domain")
-        for option, least in (("concurrency", 1), ("vt", 1), ("max_commands", 1)):
-            value = getattr(self, option)
-            if value is not None and value < least:
-                raise ConfigurationError(f"{option} must be {least} or more, not {value}")
-        if not self.poll_interval > 0:
-            raise ConfigurationError(f"poll_interval must be more than 0 seconds, not {self.poll_interval}")
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.turn = Turn()
+        self.work: Work | None = None
+        self.thread: threading.Thread | None = None
 
 
 class Worker:
     """Call `run()` in one thread and `stop()` from another."""
 
-    def __init__(self, options: WorkerOptions, handlers: HandlerRegistry = registry) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        handlers: HandlerRegistry = registry,
+        *,
+        node_id: UUID | None = None,
+        board: Board | None = None,
+    ) -> None:
+        """`board`: shared with a supervisor, if there is one."""
         self.options = options
         self.handlers = handlers
-        config = conf.current()
-        self.databases = {domain: config.database_of(domain) for domain in dict.fromkeys(options.domains)}
-        self.aliases = sorted(set(self.databases.values()))
-        self.node_ids: dict[str, UUID] = {}
+        self.node_id = node_id or uuid4()
+        self.databases = databases_of(options.domains)
+        self.ending = Ending.STOPPED
+        self._supervised = board is not None
+        self._board = board or Board.private(options.concurrency)
+        self._numbers = {domain: number for number, domain in enumerate(self.databases)}
         self._stopping = threading.Event()
         self._changed = threading.Event()
-        self._ended = threading.Event()
-        self._listening = options.use_notify and config.notify != "off"
+        self._listening = options.use_notify and conf.current().notify != "off"
         self._lost: dict[UUID, int] = {}
         batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
-        self._backlog = Backlog(options.concurrency, options.vt, max(batches, default=1))
-        self._finishers = {using: Finisher(using) for using in self.aliases}
-        self._extender = ThreadPoolExecutor(1, thread_name_prefix="commandbus-extend")
-        self._retry_at: dict[str, float] = {}
-        self._fetched = 0
-        self._next_domain = 0
+        self._backlog = Backlog(options.concurrency, max(batches, default=1))
+        self._leases = Leases(options.vt)
+        self._finishers = {using: Finisher(using, self._told) for using in self._aliases()}
+        self._keepers = {using: self._keeper(using) for using in self._aliases()}
+        self._fetcher = Fetcher(options, handlers, self.databases, self.node_id, self._leases, self._keepers)
+        self._seats = [Seat(number) for number in range(options.concurrency)]
+        self._written_off: list[tuple[threading.Thread, float]] = []
 
-    def run(self) -> None:
+    def run(self) -> Ending:
         self._prepare()
-        executors = [self._thread(f"execute-{n}", self._execute_loop) for n in range(self.options.concurrency)]
-        heart = self._thread("heartbeat", self._heartbeat_loop)
         listeners = self._listeners()
-        threads = [*self._finishers.values(), *executors, heart, *listeners]
-        for thread in threads:
+        for thread in [*self._finishers.values(), *self._keepers.values(), *listeners]:
             thread.start()
+        for seat in self._seats:
+            self._occupy(seat)
         log(
             logging.INFO,
             "worker.started",
@@ -105,10 +106,15 @@ class Worker:
                     self._sleep()
         finally:
             self._stopping.set()
-            self._shut_down(executors, listeners, heart)
+            self._shut_down(listeners)
+        return self.ending
 
-    def stop(self) -> None:
+    def stop(self, ending: Ending = Ending.STOPPED) -> None:
         """Finish what runs, give back the rest, end. For other threads; a signal handler must start one for it."""
+        if not self._stopping.is_set():
+            self.ending = ending
+        if ending is Ending.RECYCLE:
+            self._board.say_recycling()
         self._stopping.set()
         self._changed.set()
 
@@ -117,64 +123,29 @@ class Worker:
         room = self._room()
         if room <= 0 or self._stopping.is_set():
             return None
-        found, complete = 0, True
-        domains = list(self.databases)
-        first = self._next_domain
-        self._next_domain = (first + 1) % len(domains)  # so that one busy domain does not starve another
-        for domain in domains[first:] + domains[:first]:
-            if room - found > 0:
-                fetched = self._fetch(domain, room - found)
-                found += fetched or 0
-                complete = complete and fetched is not None
-        return found if found or complete else None
-
-    def _fetch(self, domain: str, room: int) -> int | None:
-        using = self.databases[domain]
-        if time.monotonic() < self._retry_at.get(using, 0):
-            return None
-        try:
-            received = PostgresTransitions(using).receive(
-                domain, qty=room, vt=self.options.vt, node_id=self.node_ids[using]
-            )
-        except (DatabaseError, InterfaceError) as error:
-            log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
-            connections[using].close()
-            self._retry_at[using] = time.monotonic() + RETRY_SECONDS  # other databases need not wait for this one
-            return None
-        self._fetched += len(received)
-        for work in self._group(domain, received):
+        works = self._fetcher.fetch(room)
+        for work in works or ():
             self._backlog.put(work)
-        return len(received)
-
-    def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
-        """One piece of work per command; for bulk handlers one per batch."""
-        works = []
-        for command_type, same in groupby(
-            sorted(received, key=lambda r: (r.command.command_type, r.lease.msg_id)), lambda r: r.command.command_type
-        ):
-            handler = self.handlers.get(domain, command_type)
-            commands = list(same)
-            size = handler.batch_size if handler and handler.batch_size else 1
-            works += [
-                Work(domain, handler, tuple(commands[start : start + size])) for start in range(0, len(commands), size)
-            ]
-        return sorted(works, key=lambda work: work.received[0].lease.msg_id)
+        return None if works is None else sum(len(work.received) for work in works)
 
     def _room(self) -> int:
         room = self._backlog.room()
         if self.options.max_commands is not None:
-            room = min(room, self.options.max_commands - self._fetched)
-            if self._fetched >= self.options.max_commands and self._is_idle():
-                self.stop()
+            left = self.options.max_commands - self._fetcher.fetched
+            room = min(room, left)
+            if left <= 0:
+                self._board.say_recycling()  # the replacement can start while we finish
+                if self._is_idle():
+                    self.stop(Ending.RECYCLE)
         return room
 
     def _is_idle(self) -> bool:
-        return self._backlog.is_idle() and all(finisher.is_idle() for finisher in self._finishers.values())
+        return self._backlog.is_idle() and self._leases.is_empty()
 
     def _wait_for_work(self, was_idle: bool) -> None:
         """Nothing is ready. Say so, look once more, and sleep until something changes."""
         if self.options.until_empty and was_idle:  # before the fetch: else a handler may have sent something since
-            self.stop()
+            self.stop(Ending.EMPTY)
             return
         if self._listening and self._announce_idle():
             return
@@ -186,10 +157,9 @@ class Worker:
 
     def _announce_idle(self) -> bool:
         """Answers whether there was something to do after all."""
-        for using in self.aliases:
-            domains = [domain for domain in self.databases if self.databases[domain] == using]
+        for using in self._aliases():
             try:
-                set_idle(domains, self.node_ids[using], using)
+                set_idle(self._domains_on(using), self.node_id, using)
             except (DatabaseError, InterfaceError):
                 connections[using].close()
         if self.fetch_once():
@@ -200,31 +170,53 @@ class Worker:
             return True
         return bool(self.fetch_once())
 
-    def _execute_loop(self) -> None:
-        executors = {
-            domain: Executor(PostgresTransitions(using), using, self.options.name, self._extend, self._lost)
-            for domain, using in self.databases.items()
-        }
+    def _occupy(self, seat: Seat) -> None:
+        seat.turn = Turn()
+        seat.work = None
+        seat.thread = threading.Thread(
+            name=f"commandbus-execute-{seat.number}", target=self._execute_loop, args=[seat, seat.turn], daemon=True
+        )
+        seat.thread.start()
+
+    def _execute_loop(self, seat: Seat, turn: Turn) -> None:
+        executors = {domain: self._executor(domain, turn) for domain in self.databases}
         try:
             while (work := self._backlog.take()) is not None:
                 ready = self._is_ready(work)
+                outcomes: list[Outcome] = [Release(lease) for lease in work.leases]
                 if ready:
+                    msg_ids = [lease.msg_id for lease in work.leases]
+                    seat.work = work
+                    self._board.start(seat.number, self._numbers[work.domain], min(msg_ids), max(msg_ids))
                     outcomes = executors[work.domain].execute(work)
-                    self._finishers[self.databases[work.domain]].put(work.domain, outcomes)
-                else:
-                    self._give_back(work)
-                self._backlog.done(work, ran=ready)
-                for surplus in self._backlog.surplus():
-                    self._give_back(surplus)
-                if self._backlog.is_low():
-                    self._changed.set()
+                    if turn.written_off:
+                        return  # another sits here now
+                    self._board.end(seat.number)
+                    seat.work = None
+                self._ended(work, outcomes, ran=ready)
         finally:
             connections.close_all()
 
+    def _executor(self, domain: str, turn: Turn) -> Executor:
+        using = self.databases[domain]
+        return Executor(
+            PostgresTransitions(using), using, self.options.name, self._keepers[using].extend, self._lost, turn
+        )
+
+    def _ended(self, work: Work, outcomes: list[Outcome], *, ran: bool) -> None:
+        """The call is over. What is in `outcomes` is left to tell; of the rest the database knows."""
+        self._tell(work.domain, outcomes)
+        untold = {outcome.lease for outcome in outcomes}
+        self._leases.drop(work.domain, [lease for lease in work.leases if lease not in untold])
+        self._backlog.done(work, ran=ran)
+        if self._backlog.is_low():
+            self._changed.set()
+
     def _is_ready(self, work: Work) -> bool:
-        """Whether the handler can be started: it is early enough to be sure of the lease, and the database is there."""
+        """Whether the handler can be started: its leases are sure, and the database is there."""
         using = self.databases[work.domain]
-        while time.monotonic() - work.fetched_at < self.options.vt / 2:
+        while all(self._leases.is_sure(work.domain, lease) for lease in work.leases):
+            drop_dead_connection(using)
             if work.handler is None or not work.handler.transactional:
                 return True
             try:
@@ -236,90 +228,107 @@ class Worker:
         return False
 
     def _give_back(self, work: Work) -> None:
-        releases: list[Outcome] = [Release(received.lease) for received in work.received]
-        self._finishers[self.databases[work.domain]].put(work.domain, releases)
+        self._tell(work.domain, [Release(lease) for lease in work.leases])
 
-    def _extend(self, domain: str, leases: list[Lease], seconds: float) -> set[UUID]:
-        """On a connection of its own: in the handler's transaction nobody else would see it."""
-        using = self.databases[domain]
+    def _tell(self, domain: str, outcomes: list[Outcome]) -> None:
+        self._finishers[self.databases[domain]].put(domain, outcomes)
 
-        def extend() -> set[UUID]:
+    def _told(self, domain: str, outcomes: list[Outcome]) -> None:
+        self._leases.drop(domain, [outcome.lease for outcome in outcomes])
+        if self._leases.is_empty():
+            self._changed.set()
+
+    def _keeper(self, using: str) -> Keeper:
+        return Keeper(using, self._domains_on(using), self.node_id, self._leases, partial(self._watch, using))
+
+    def _watch(self, using: str) -> None:
+        """Write off handlers that have taken too long, and recycle the process when it cannot get rid of them.
+
+        Give back commands that wait behind a slow handler: another worker may be idle.
+        """
+        for surplus in self._backlog.surplus():
+            self._give_back(surplus)
+        for seat in self._seats:
+            overdue = seat.turn.write_off(self._domains_on(using))
+            if overdue is not None:
+                self._write_off(seat, overdue, using)
+        long_ago = time.monotonic() - STUCK_SECONDS
+        stuck = [thread for thread, at in self._written_off if thread.is_alive() and at < long_ago]
+        if stuck and self._supervised:
+            self._recycle("handlers that do not end", count=len(stuck))
+        if self.options.max_memory is not None and megabytes() > self.options.max_memory:
+            self._recycle("memory", megabytes=megabytes())
+
+    def _write_off(self, seat: Seat, overdue: Work, using: str) -> None:
+        """The thread goes on until its handler lets go of it. Its command, its seat and its transaction do not wait."""
+        turn, thread, work = seat.turn, seat.thread, seat.work or overdue
+        log(logging.WARNING, "handler.written_off", domain=work.domain, type=overdue.received[0].command.command_type)
+        if thread is not None:
+            self._written_off.append((thread, time.monotonic()))
+        if turn.session is not None:
             try:
-                return PostgresTransitions(using).extend(domain, leases, seconds)
-            except (DatabaseError, InterfaceError):
-                connections[using].close()  # it may have been lost while nobody used it
-                return PostgresTransitions(using).extend(domain, leases, seconds)
+                self._keepers[using].end_session(turn.session)
+            except (DatabaseError, InterfaceError) as error:
+                log(logging.WARNING, "session.not_ended", domain=work.domain, error=str(error).strip())
+        outcomes = self._executor(work.domain, Turn()).time_out(overdue)
+        # Of a group whose members were run one by one, the others did not take too long.
+        outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
+        self._board.end(seat.number)
+        self._occupy(seat)
+        self._ended(work, outcomes, ran=True)
 
-        return self._extender.submit(extend).result()
-
-    def _heartbeat_loop(self) -> None:
-        try:
-            while not self._ended.wait(nodes.HEARTBEAT_SECONDS):
-                for using, node_id in self.node_ids.items():
-                    self._try(using, partial(nodes.heartbeat, using, node_id))
-        finally:
-            connections.close_all()
+    def _recycle(self, why: str, **fields: object) -> None:
+        if not self._stopping.is_set():
+            log(logging.WARNING, "worker.recycled", node=self.options.name, why=why, **fields)
+            self.stop(Ending.RECYCLE)
 
     def _prepare(self) -> None:
+        threading.current_thread().name = "commandbus-fetch"
+        connection_created.connect(_name_session)
         close_old_connections()
-        for using in self.aliases:
-            self._require_pool(using)
-            install.register_domains(using)
-            domains = [domain for domain in self.databases if self.databases[domain] == using]
-            known = set(Domain.objects.using(using).values_list("name", flat=True))
-            for domain in domains:
-                if domain not in known:
-                    raise ConfigurationError(
-                        f"domain {domain!r} is not registered; known: {', '.join(sorted(known)) or 'none'}; "
-                        f"add it to COMMANDBUS['DOMAINS'] or write a handler for it"
-                    )
-            self.node_ids[using] = nodes.register(
+        for using in self._aliases():
+            require_domains(using, self._domains_on(using))
+            require_pool(using, self.options.concurrency)
+            nodes.register(
                 using,
+                node_id=self.node_id,
                 name=self.options.name,
-                role="worker",
-                domains=domains,
-                handled_types={d: [h.command_type for h in self.handlers.in_domain(d)] for d in domains},
+                role="isolated" if self.options.suspects is Suspects.ONLY else "worker",
+                domains=self._domains_on(using),
+                handled_types={
+                    domain: [handler.command_type for handler in self.handlers.in_domain(domain)]
+                    for domain in self._domains_on(using)
+                },
             )
 
-    def _require_pool(self, using: str) -> None:
-        pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
-        if not pool:
-            return
-        options = pool if isinstance(pool, dict) else {}
-        size = options.get("max_size") or options.get("min_size", 4)
-        needed = self.options.concurrency + CONNECTIONS_BESIDE_EXECUTORS
-        if size < needed:
-            raise ConfigurationError(
-                f"the connection pool of database {using!r} holds {size} connections, and this worker needs {needed}; "
-                f"raise OPTIONS['pool']['max_size'] or lower --concurrency"
-            )
+    def _aliases(self) -> list[str]:
+        return sorted(set(self.databases.values()))
+
+    def _domains_on(self, using: str) -> list[str]:
+        return [domain for domain in self.databases if self.databases[domain] == using]
 
     def _listeners(self) -> list[Listener]:
         if not self._listening:
             return []
-        return [
-            Listener([domain for domain in self.databases if self.databases[domain] == using], using, self._changed)
-            for using in self.aliases
-        ]
+        return [Listener(self._domains_on(using), using, self._changed) for using in self._aliases()]
 
-    def _shut_down(self, executors: list[threading.Thread], listeners: list[Listener], heart: threading.Thread) -> None:
+    def _shut_down(self, listeners: list[Listener]) -> None:
         for work in self._backlog.close():
             self._give_back(work)
         for listener in listeners:
             listener.stop()
-        for thread in [*executors, *listeners]:
+            listener.join()
+        for seat in self._seats:
+            while (executor := seat.thread) is not None and executor.is_alive():
+                executor.join(0.1)  # not for ever: the watch may have put another there
+        last: list[Finisher | Keeper] = [*self._finishers.values(), *self._keepers.values()]
+        for thread in last:  # the keepers after the finishers: they beat until all is told
+            thread.stop()
             thread.join()
-        self._extender.submit(connections.close_all)
-        self._extender.shutdown()
-        for finisher in self._finishers.values():
-            finisher.stop()
-            finisher.join()
-        self._ended.set()  # the heart beats until the last handler has ended
-        heart.join()
-        for using, node_id in self.node_ids.items():
-            self._try(using, partial(clear_idle, node_id, using))
-            self._try(using, partial(nodes.stopped, using, node_id))
-        log(logging.INFO, "worker.stopped", node=self.options.name, commands=self._fetched)
+        for using in self._aliases():
+            self._try(using, partial(clear_idle, self.node_id, using))
+            self._try(using, partial(nodes.stopped, using, self.node_id))
+        log(logging.INFO, "worker.stopped", node=self.options.name, commands=self._fetcher.fetched)
         if threading.current_thread() is not threading.main_thread():
             connections.close_all()
 
@@ -330,5 +339,41 @@ class Worker:
             log(logging.WARNING, "database.unreachable", database=using, error=str(error).strip())
             connections[using].close()
 
-    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(name=f"commandbus-{name}", target=target, daemon=True)
+
+def _name_session(connection: BaseDatabaseWrapper, **_: object) -> None:
+    """Let pg_stat_activity tell which thread of a worker a session belongs to."""
+    name = threading.current_thread().name
+    if name.startswith("commandbus-"):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('application_name', %s, false)", [name])
+
+
+def databases_of(domains: tuple[str, ...]) -> dict[str, str]:
+    config = conf.current()
+    return {domain: config.database_of(domain) for domain in dict.fromkeys(domains)}
+
+
+def require_domains(using: str, domains: list[str]) -> None:
+    """Register what the settings and the handlers name, and raise ConfigurationError for a domain that nobody named."""
+    install.register_domains(using)
+    known = set(Domain.objects.using(using).values_list("name", flat=True))
+    for domain in domains:
+        if domain not in known:
+            raise ConfigurationError(
+                f"domain {domain!r} is not registered; known: {', '.join(sorted(known)) or 'none'}; "
+                f"add it to COMMANDBUS['DOMAINS'] or write a handler for it"
+            )
+
+
+def require_pool(using: str, concurrency: int) -> None:
+    pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
+    if not pool:
+        return
+    options = pool if isinstance(pool, dict) else {}
+    size = options.get("max_size") or options.get("min_size", 4)
+    needed = concurrency + CONNECTIONS_BESIDE_EXECUTORS
+    if size < needed:
+        raise ConfigurationError(
+            f"the connection pool of database {using!r} holds {size} connections, and this worker needs {needed}; "
+            f"raise OPTIONS['pool']['max_size'] or lower --concurrency"
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from typing import Any
 from uuid import uuid4
@@ -20,6 +22,7 @@ from commandbus import (
     command_handler,
     send_command,
 )
+from tests.failpoints import reached
 from tests.shop.models import Order
 
 QUICKLY = RetryPolicy(max_attempts=3, backoff=(0.1, 0.2))
@@ -59,6 +62,11 @@ def import_orders(commands: list[Command], context: Context) -> None:
 
 
 def obey(data: dict[str, Any], context: Context) -> None:
+    reached("in_handler")
+    if data.get("kill") == "all":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    elif data.get("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if "barrier" in data:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [data["barrier"]])
@@ -79,6 +87,18 @@ def obey(data: dict[str, Any], context: Context) -> None:
 @command_handler("orders", "AtOnce", retry_policy=RetryPolicy(max_attempts=3, backoff=(0,)))
 def at_once(command: Command, context: Context) -> None:
     obey(command.data, context)
+
+
+if "COMMANDBUS_TEST_OLD_CODE" not in os.environ:
+
+    @command_handler("orders", "NewKind")
+    def new_kind(command: Command, context: Context) -> None:
+        """What the code before this deployment did not know."""
+
+
+@command_handler("orders", "Hang", retry_policy=RetryPolicy(max_attempts=1), timeout=0.2)
+def hang(command: Command, context: Context) -> None:
+    time.sleep(command.data["seconds"])
 
 
 @command_handler("orders", "Chain")

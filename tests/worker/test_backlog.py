@@ -4,9 +4,11 @@ import time
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import pytest
+
 from commandbus.messages import Command, Lease, ReceivedCommand
 from commandbus.worker.backlog import MOST, Backlog
-from commandbus.worker.execute import Work
+from commandbus.worker.work import Work
 
 
 def work(count: int = 1) -> Work:
@@ -16,7 +18,7 @@ def work(count: int = 1) -> Work:
 
 
 def test_at_first_it_holds_as_much_as_can_start_at_once() -> None:
-    backlog = Backlog(executors=4, vt=30)
+    backlog = Backlog(executors=4)
     assert backlog.room() == 4
     backlog.put(work(3))
     assert backlog.room() == 1
@@ -24,7 +26,7 @@ def test_at_first_it_holds_as_much_as_can_start_at_once() -> None:
 
 
 def test_what_runs_counts_as_held_until_it_is_done() -> None:
-    backlog = Backlog(executors=4, vt=30)
+    backlog = Backlog(executors=4)
     backlog.put(work(3))
     taken = backlog.take()
     assert taken is not None
@@ -34,30 +36,34 @@ def test_what_runs_counts_as_held_until_it_is_done() -> None:
 
 
 def test_quick_handlers_are_fetched_for_ahead_and_slow_ones_not() -> None:
-    backlog = Backlog(executors=4, vt=30)
+    backlog = Backlog(executors=4)
     backlog._seconds = {"T": (0.001, time.monotonic())}
     assert backlog.room() == MOST
-    backlog._seconds["slow"] = (1.0, time.monotonic())
-    assert backlog.room() == 30  # four executors start 30 of them in a quarter of the lease
+    backlog._seconds["slow"] = (0.1, time.monotonic())
+    assert backlog.room() == 40  # four executors start as many in a second
     backlog._seconds["slow"] = (100.0, time.monotonic())
     assert backlog.room() == 4
     backlog._seconds["slow"] = (100.0, time.monotonic() - 60)
     assert backlog.room() == MOST  # the slow ones have not been seen for a while
 
 
-def test_what_turns_out_to_be_too_much_is_given_back() -> None:
-    backlog = Backlog(executors=2, vt=30)
+def test_what_has_waited_too_long_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    backlog = Backlog(executors=2, largest_batch=10)
     works = [work() for _ in range(10)]
     for one in works:
         backlog.put(one)
-    backlog._seconds = {"T": (100.0, time.monotonic())}
-    assert backlog.surplus() == works[:3:-1]
-    assert backlog.room() == 0
+    backlog.take()
+    backlog.take()
+    assert backlog.surplus() == []
+    now = time.monotonic() + 1.1
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    assert backlog.surplus() == works[2:]
+    assert backlog.room() == 0  # those that run are slow
     assert backlog.surplus() == []
 
 
 def test_what_did_not_run_says_nothing_about_the_speed() -> None:
-    backlog = Backlog(executors=2, vt=30)
+    backlog = Backlog(executors=2)
     backlog.put(work())
     taken = backlog.take()
     assert taken is not None
@@ -66,7 +72,7 @@ def test_what_did_not_run_says_nothing_about_the_speed() -> None:
 
 
 def test_a_closed_backlog_starts_nothing_more() -> None:
-    backlog = Backlog(executors=1, vt=30)
+    backlog = Backlog(executors=1)
     waiting = work()
     backlog.put(waiting)
     assert backlog.close() == [waiting]

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import logging
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import connections, transaction
@@ -17,10 +18,14 @@ from tests.helpers import status, wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def ignore(domain: str, outcomes: Any) -> None:
+    pass
+
+
 def test_one_outcome_that_does_not_go_through_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(3)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=3, vt=30)]
-    finisher = Finisher("default")
+    finisher = Finisher("default", ignore)
     impossible = Finish(leases[1], Status.PENDING)  # this is no end: the table refuses it
     finisher.put("orders", [Finish(leases[0], Status.COMPLETED), impossible, Finish(leases[2], Status.COMPLETED)])
     with caplog.at_level(logging.ERROR, "commandbus.worker"):
@@ -36,7 +41,7 @@ def test_what_the_database_never_takes_is_logged_and_harms_no_other(
 ) -> None:
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(2)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=2, vt=30)]
-    finisher = Finisher("default")
+    finisher = Finisher("default", ignore)
     nonsense = Finish(Lease(ids[0], 2**70, 1), Status.COMPLETED)  # no bigint: neither finish nor fail takes it
     finisher.put("orders", [nonsense, Finish(leases[1], Status.COMPLETED)])
     finisher.start()
@@ -50,23 +55,25 @@ def test_a_lock_on_one_command_holds_up_only_that_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(finish, "LOCK_TIMEOUT", "50ms")
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(3)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=3, vt=30)]
-    finisher = Finisher("default")
+    told: list[UUID] = []
+    finisher = Finisher("default", lambda _, outcomes: told.extend(outcome.lease.command_id for outcome in outcomes))
     with transaction.atomic():
         list(Command.objects.select_for_update().filter(command_id=ids[0]))
         finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in reversed(leases)])
         finisher.start()
         wait_until(lambda: [status(c) for c in ids] == ["IN_PROGRESS", "COMPLETED", "COMPLETED"])
-        assert not finisher.is_idle()
+        assert ids[0] not in told
     wait_until(lambda: status(ids[0]) == "COMPLETED")
     finisher.stop()
     finisher.join(30)
+    assert set(told) == set(ids)
 
 
 def test_many_outcomes_go_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finish, "GROUP", 4)
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(10)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=10, vt=30)]
-    finisher = Finisher("default")
+    finisher = Finisher("default", ignore)
     finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in leases])
     finisher.stop()
     finisher.start()
@@ -80,7 +87,7 @@ def test_it_gives_up_when_the_process_ends_and_the_database_is_away(
     command_id = send_command("orders", "SendMail", uuid4(), {})
     [received] = PostgresTransitions("default").receive("orders", qty=1, vt=30)
     monkeypatch.setattr(finish, "GIVE_UP_SECONDS", -1)
-    finisher = Finisher("default")
+    finisher = Finisher("default", ignore)
     monkeypatch.setitem(connections["default"].settings_dict, "HOST", "/nonexistent")
     finisher.put("orders", [Finish(received.lease, Status.COMPLETED)])
     finisher.stop()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +26,8 @@ from commandbus.exceptions import LeaseLostError
 from commandbus.models import Command, UnreadableMessage
 from commandbus.pgmq import PgmqClient
 from commandbus.testing.time import advance
-from commandbus.worker import Worker, WorkerOptions
+from commandbus.worker.options import WorkerOptions
+from commandbus.worker.worker import Worker
 from tests.helpers import (
     registry_with,
     reload,
@@ -96,14 +98,13 @@ def test_a_callback_that_fails_after_the_commit_changes_nothing(caplog: pytest.L
 
 
 def test_a_command_whose_lease_may_end_before_it_starts_is_given_back() -> None:
-    command_id = send("SendMail")
-    with running_worker(vt=2) as worker:
-        wait_until(lambda: status(command_id) == "COMPLETED")
-        late = send("SendMail")
-        wait_until(lambda: status(late) == "COMPLETED")
-        worker.options.__dict__["vt"] = 0  # every wait is now too long
+    with running_worker() as worker:
+        worker._leases.vt = -1  # so that no lease is sure
         too_late = send("SendMail")
         wait_until(lambda: "RELEASED" in [row.event_type for row in audit_trail("orders", too_late)])
+        worker._leases.vt = 30
+        wait_until(lambda: status(too_late) == "COMPLETED")
+    assert reload(too_late).attempts == 1
 
 
 def test_a_late_worker_loses_quietly(caplog: pytest.LogCaptureFixture) -> None:
@@ -349,15 +350,16 @@ def test_a_handler_that_breaks_its_own_transaction_is_tried_again() -> None:
 
 def test_a_database_that_is_away_does_not_starve_the_domains_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(WorkerOptions(domains=("orders", "other")))
+    found = [SimpleNamespace(command=SimpleNamespace(command_type="X"), lease=SimpleNamespace(msg_id=1))]
     asked = []
 
-    def fetch(domain: str, room: int) -> int | None:
+    def receive(domain: str, room: int, **_: Any) -> list[Any] | None:
         asked.append(domain)
         return None if domain == "orders" else found
 
-    monkeypatch.setattr(worker, "_fetch", fetch)
-    found = 3
-    assert worker.fetch_once() == 3
-    found = 0
+    monkeypatch.setattr(worker._fetcher, "_receive", receive)
+    monkeypatch.setattr(worker._fetcher, "_fetch_suspect", lambda: None)
+    assert worker.fetch_once() == 1
+    found = []
     assert worker.fetch_once() is None  # nobody can say that nothing is ready
     assert asked == ["orders", "other", "other", "orders"]

@@ -23,8 +23,8 @@ from commandbus import (
 from commandbus.exceptions import ConfigurationError, LeaseLostError
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.models import Command, Node
-from commandbus.worker import Worker, WorkerOptions
-from commandbus.worker.worker import CONNECTIONS_BESIDE_EXECUTORS
+from commandbus.worker.options import Ending, WorkerOptions
+from commandbus.worker.worker import CONNECTIONS_BESIDE_EXECUTORS, Worker, require_pool
 from tests.helpers import (
     PATIENCE,
     barrier,
@@ -71,27 +71,24 @@ def test_async_handlers_run_in_the_transaction_too() -> None:
     assert list(Order.objects.values_list("number", flat=True)) == [str(good)]
 
 
-def test_a_handler_past_its_timeout_is_tried_again() -> None:
+def test_a_coroutine_past_its_timeout_is_interrupted_and_tried_again() -> None:
     slow, quick = send("CallAsync", sleep=30), send("CallAsync")
-    started = threading.Event()
-
-    def sleepy(command: Any, context: Any) -> None:
-        started.wait(0.05)
-
-    handlers = registry_with(sleepy, timeout=0.01, retry_policy=RetryPolicy(max_attempts=2, backoff=(0,)))
-    sync = send_command("orders", "Test", uuid4(), {})
-    Command.objects.filter(command_id=sync).update(max_attempts=2)
     with running_worker():
         wait_until(lambda: status(quick) == "COMPLETED")
         wait_until(lambda: status(slow) == "IN_TROUBLESHOOTING_QUEUE")
-        wait_until(lambda: status(sync) == "IN_TROUBLESHOOTING_QUEUE")
     assert reload(slow).last_error_code == "TIMEOUT"
     assert reload(slow).attempts == 3
-    from commandbus.transitions import PostgresTransitions
 
-    PostgresTransitions("default").operator_retry("orders", [sync])
+
+def test_a_function_that_returns_after_its_timeout_is_tried_again() -> None:
+    def sleepy(command: Any, context: Any) -> None:
+        threading.Event().wait(0.05)
+
+    handlers = registry_with(sleepy, timeout=0.01, retry_policy=RetryPolicy(max_attempts=2, backoff=(0,)))
+    command_id = send_command("orders", "Test", uuid4(), {})
     with running_worker(handlers):
-        wait_until(lambda: reload(sync).last_error_code == "TIMEOUT")
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+    assert reload(command_id).last_error_code == "TIMEOUT"
 
 
 def test_a_bulk_handler_gets_many_in_one_transaction() -> None:
@@ -157,7 +154,8 @@ def test_until_empty_ends_when_nothing_is_ready() -> None:
 
 def test_max_commands_ends_after_that_many() -> None:
     send_commands("orders", [NewCommand("SendMail", uuid4(), {}) for _ in range(30)])
-    call_command("commandbus_worker", "orders", "--max-commands=7", "--concurrency=2")
+    worker = Worker(WorkerOptions(domains=("orders",), max_commands=7, concurrency=2))
+    assert worker.run() is Ending.RECYCLE
     assert Command.objects.filter(status="COMPLETED").count() == 7
     assert Command.objects.filter(status="PENDING", attempts=0).count() == 23
 
@@ -211,7 +209,7 @@ def test_a_pool_that_is_too_small_is_reported_at_start(pool: Any, size: int, mon
     with pytest.raises(ConfigurationError, match=f"holds {size} connections, and this worker needs {needed}"):
         worker.run()
     database.settings_dict["OPTIONS"]["pool"] = {"max_size": needed}
-    worker._require_pool("default")
+    require_pool("default", 10)
 
 
 @pytest.mark.parametrize(

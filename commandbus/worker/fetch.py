@@ -1,0 +1,152 @@
+"""Fetches commands, and makes works of them for the executors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from itertools import groupby
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from commandbus.handlers import HandlerRegistry
+from commandbus.messages import ReceivedCommand
+from commandbus.transitions import PostgresTransitions
+from commandbus.worker.keeper import Keeper
+from commandbus.worker.leases import Leases
+from commandbus.worker.log import log
+from commandbus.worker.options import Suspects, WorkerOptions
+from commandbus.worker.position import Position
+from commandbus.worker.work import Work
+
+RETRY_SECONDS = 1.0
+
+
+class Fetcher:
+    """For one thread. It is the only one in its process that receives."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        handlers: HandlerRegistry,
+        databases: Mapping[str, str],
+        node_id: UUID,
+        leases: Leases,
+        keepers: Mapping[str, Keeper],
+    ) -> None:
+        self.options = options
+        self.handlers = handlers
+        self.databases = databases
+        self.node_id = node_id
+        self.leases = leases
+        self.keepers = keepers
+        self.fetched = 0
+        self._positions = {domain: Position() for domain in databases}
+        self._next_domain = 0
+        self._retry_at: dict[str, float] = {}
+        self._unsure: set[str] = set()
+        self._alone = False
+
+    def fetch(self, room: int) -> list[Work] | None:
+        """What is ready, up to `room` commands; None if we could not look."""
+        if self._alone and not self.leases.is_empty():
+            return None
+        self._alone = False
+        if self.options.suspects is Suspects.ONLY:
+            return self._fetch_suspect()
+        works, complete = self._fetch_all(room)
+        if not works and self.options.suspects is Suspects.WHEN_IDLE and self.leases.is_empty():
+            works = self._fetch_suspect() or []
+        return works if works or complete else None
+
+    def _fetch_all(self, room: int) -> tuple[list[Work], bool]:
+        works: list[Work] = []
+        complete = True
+        domains = list(self.databases)
+        first = self._next_domain
+        self._next_domain = (first + 1) % len(domains)  # so that one busy domain does not starve another
+        for domain in domains[first:] + domains[:first]:
+            if room > 0:
+                received = self._receive(domain, room)
+                complete = complete and received is not None
+                room -= len(received or ())
+                works += self._group(domain, received or [])
+        return works, complete
+
+    def _fetch_suspect(self) -> list[Work] | None:
+        """One command that may have killed a process, if nothing else is held: it must be clear who did it."""
+        if not self.leases.is_empty():
+            return None
+        complete = True
+        for domain in self.databases:
+            received = self._receive(domain, 1, suspect=True)
+            if received:
+                self._alone = True
+                return self._group(domain, received)
+            complete = complete and received is not None
+        return [] if complete else None
+
+    def _receive(self, domain: str, room: int, *, suspect: bool = False) -> list[ReceivedCommand] | None:
+        using = self.databases[domain]
+        started_at = time.monotonic()
+        if started_at < self._retry_at.get(using, 0):
+            return None
+        try:
+            # (If leases have run out, we might receive what we are running.)
+            unsure = domain in self._unsure or self.leases.have_run_out(domain)
+            if unsure and not self._recover(domain):
+                return None
+            received = self._receive_suspect(domain) if suspect else self._receive_ready(domain, room)
+        except (DatabaseError, InterfaceError) as error:
+            log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
+            connections[using].close()
+            self._unsure.add(domain)
+            self._retry_at[using] = time.monotonic() + RETRY_SECONDS  # other databases need not wait for this one
+            return None
+        self.leases.add(domain, received, started_at)
+        self.fetched += len(received)
+        return received
+
+    def _receive_ready(self, domain: str, room: int) -> list[ReceivedCommand]:
+        transitions, position = PostgresTransitions(self.databases[domain]), self._positions[domain]
+        started_at = time.monotonic()
+        floor = None if self.options.until_empty else position.floor(started_at)
+        received = transitions.receive(domain, qty=room, vt=self.options.vt, node_id=self.node_id, floor=floor)
+        highest = max((one.lease.msg_id for one in received), default=None)
+        position.was_read(floor, started_at, time.monotonic(), highest)
+        return received
+
+    def _receive_suspect(self, domain: str) -> list[ReceivedCommand]:
+        transitions = PostgresTransitions(self.databases[domain])
+        return transitions.receive_suspect(domain, vt=self.options.vt, node_id=self.node_id)
+
+    def _recover(self, domain: str) -> bool:
+        """Leases have run out, or a call has failed and may have leased commands all the same.
+
+        The leases that we know of are extended, if nobody has taken them. Those that we do not know of are given back;
+        they are nobody's fault.
+        """
+        using = self.databases[domain]
+        if not self.keepers[using].renew():
+            self._retry_at[using] = time.monotonic() + RETRY_SECONDS
+            return False
+        held = [lease.msg_id for lease in self.leases.of(domain)]
+        released = PostgresTransitions(using).release_unknown(domain, self.node_id, held)
+        self._unsure.discard(domain)
+        log(logging.INFO, "fetch.recovered", domain=domain, released=len(released))
+        return True
+
+    def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
+        """One piece of work per command; for bulk handlers one per batch."""
+        works = []
+        for command_type, same in groupby(
+            sorted(received, key=lambda r: (r.command.command_type, r.lease.msg_id)), lambda r: r.command.command_type
+        ):
+            handler = self.handlers.get(domain, command_type)
+            commands = list(same)
+            size = handler.batch_size if handler and handler.batch_size else 1
+            works += [
+                Work(domain, handler, tuple(commands[start : start + size])) for start in range(0, len(commands), size)
+            ]
+        return sorted(works, key=lambda work: work.received[0].lease.msg_id)

@@ -1,0 +1,68 @@
+"""One executor's call of a handler, as the one who watches the time sees it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from commandbus.worker.work import Work
+
+ASYNC_GRACE = 2.0
+"""A coroutine is interrupted at its timeout. Only one that does not let go of its thread needs the watch."""
+
+
+class WrittenOffError(Exception):
+    """The handler has taken too long, and its end was decided without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a handler does in the database, so that it can be ended there."""
+
+    wrapper: BaseDatabaseWrapper
+    pid: int | None = None
+    transaction_at: datetime | None = None
+
+
+class Turn:
+    """Whoever comes first decides the end: the executor by `claim`, or the watch by `write_off`."""
+
+    def __init__(self) -> None:
+        self.written_off = False
+        self.session: Session | None = None
+        self._lock = threading.Lock()
+        self._work: Work | None = None
+        self._deadline = 0.0
+
+    def begin(self, work: Work) -> None:
+        with self._lock:
+            if self.written_off:
+                raise WrittenOffError
+            self.session = None
+            self._work = None
+            if work.handler is not None and work.handler.timeout is not None:
+                self._work = work
+                grace = ASYNC_GRACE if inspect.iscoroutinefunction(work.handler.function) else 0.0
+                self._deadline = time.monotonic() + work.handler.timeout + grace
+
+    def claim(self) -> None:
+        """The handler has come to its end. Raises WrittenOffError if that was decided already."""
+        with self._lock:
+            self._work = None
+            if self.written_off:
+                raise WrittenOffError
+
+    def write_off(self, domains: Collection[str]) -> Work | None:
+        """Answers the work of a handler that has taken too long; from now on it is ours to end."""
+        with self._lock:
+            if self._work is None or self._work.domain not in domains or time.monotonic() < self._deadline:
+                return None
+            work, self._work = self._work, None
+            self.written_off = True
+            return work

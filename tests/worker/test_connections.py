@@ -1,0 +1,81 @@
+"""PostgreSQL ends a connection of the worker, and the worker does not mind."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from commandbus import NewCommand, send_commands
+from commandbus.models import Command, Suspect
+from tests.helpers import barrier, reload, replies, running_worker, send, status, wait_until, worker_process
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def terminate(name: str) -> int:
+    """End the sessions of the worker's threads of this name."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE %s",
+            [f"commandbus-{name}%"],
+        )
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("name", ["fetch", "execute", "finish", "keep", "listen", ""])
+def test_any_connection_may_be_terminated_under_load(name: str) -> None:
+    ids = send_commands(
+        "orders", [NewCommand("PlaceOrder" if n % 2 else "SendMail", uuid4(), {"sleep": 0.02}) for n in range(120)]
+    )
+    with worker_process("orders", "--concurrency=4", "--vt=3") as worker:
+        for done in (10, 30, 50):
+            wait_until(lambda d=done: Command.objects.filter(status="COMPLETED").count() >= d)  # type: ignore[misc]
+            wait_until(lambda: terminate(name))
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == len(ids))
+        worker.end()
+    assert worker.returncode == 0
+    assert Order.objects.count() == 60
+    assert len(replies()) == 120
+    assert set(Command.objects.values_list("attempts", "vanished_count", "crash_count")) == {(1, 0, 0)}
+    assert not Suspect.objects.exists()
+
+
+def test_a_keeper_that_lost_its_connection_keeps_on_keeping() -> None:
+    with barrier() as gate, running_worker(vt=1):
+        command_id = send("PlaceOrder", barrier=gate.key)
+        wait_until(gate.arrived)
+        until = reload(command_id).lease_expires_at
+        wait_until(lambda: terminate("keep"))
+        wait_until(lambda: reload(command_id).lease_expires_at != until)
+        gate.open()
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert reload(command_id).attempts == 1
+
+
+def test_what_was_leased_by_a_call_without_an_answer_is_given_back_on_reconnect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long before the lease runs out, and without an attempt."""
+    from commandbus.transitions import PostgresTransitions
+
+    receive = PostgresTransitions.receive
+    lost: list[object] = []
+
+    def lose(self: PostgresTransitions, *args: object, **kwargs: object) -> object:
+        received = receive(self, *args, **kwargs)  # type: ignore[arg-type]
+        if received and not lost:
+            lost.append(received)
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return received
+
+    monkeypatch.setattr(PostgresTransitions, "receive", lose)
+    command_id = send("PlaceOrder")
+    with running_worker(vt=3600):
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert lost
+    assert reload(command_id).attempts == 1

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+
+from commandbus import NewCommand, audit_trail, send_commands
+from commandbus.models import Command, CommandType
+from commandbus.transitions import PostgresTransitions
+from tests.helpers import reload, send, status, wait_until, worker_process
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+IMPATIENT = json.dumps({"UNKNOWN_TYPE_GRACE": 1})
+
+
+def test_a_rolling_deploy_sends_nothing_to_troubleshooting() -> None:
+    """The old worker gets the new commands first, and keeps running."""
+    ids = send_commands("orders", [NewCommand("NewKind", uuid4(), {}) for _ in range(20)])
+    old_code = {"COMMANDBUS_TEST_OLD_CODE": "1", "COMMANDBUS_TEST_SETTINGS": IMPATIENT}
+    with worker_process("orders", "--name=new", COMMANDBUS_TEST_SETTINGS=IMPATIENT):
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 20)
+        with worker_process("orders", "--name=old", **old_code):
+            for _ in range(5):
+                ids += send_commands("orders", [NewCommand("NewKind", uuid4(), {}) for _ in range(20)])
+            wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == len(ids))
+    assert set(Command.objects.values_list("status", "attempts")) == {("COMPLETED", 1)}
+
+
+def test_commands_wait_for_the_worker_that_handles_them() -> None:
+    command_id = send("NewKind")
+    with worker_process("orders", "--name=old", COMMANDBUS_TEST_OLD_CODE="1"):
+        wait_until(lambda: "RELEASED" in [row.event_type for row in audit_trail("orders", command_id)])
+        with worker_process("orders", "--name=new"):
+            wait_until(lambda: status(command_id) == "COMPLETED")
+    assert reload(command_id).attempts == 1
+    assert CommandType.objects.get(command_type="NewKind").unhandled_since is None
+
+
+def test_a_type_that_nobody_handles_goes_to_troubleshooting_after_the_grace_period() -> None:
+    nobodys, ours = send("Nobodys"), send("PlaceOrder")
+    with worker_process("orders", COMMANDBUS_TEST_SETTINGS=IMPATIENT):
+        wait_until(lambda: status(nobodys) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(ours) == "COMPLETED")
+    command = reload(nobodys)
+    assert (command.attempts, command.last_error_code) == (0, "NO_HANDLER")
+    events = [row.event_type for row in audit_trail("orders", nobodys)]
+    assert events[:3] == ["SENT", "RECEIVED", "RELEASED"]  # it was not sent there at once
+    assert events[-1] == "MOVED_TO_TROUBLESHOOTING_QUEUE"
+
+
+def test_the_grace_period_counts_from_when_it_was_first_missed() -> None:
+    bus = PostgresTransitions("default")
+    send("Nobodys")
+    [first] = bus.receive("orders", qty=1, vt=30)
+    assert bus.unhandled("orders", [first.lease]) == {first.command.command_id: "PENDING"}
+    since = CommandType.objects.get(command_type="Nobodys").unhandled_since
+    second = send("Nobodys")
+    [received] = bus.receive("orders", qty=1, vt=30)
+    bus.unhandled("orders", [received.lease])
+    assert CommandType.objects.get(command_type="Nobodys").unhandled_since == since
+    third = send("Nobodys")
+    [received] = bus.receive("orders", qty=1, vt=30)
+    assert bus.unhandled("orders", [received.lease], grace=0) == {third: "IN_TROUBLESHOOTING_QUEUE"}
+    assert status(second) == "PENDING"
