@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-unit test-integration lint typecheck coverage clean
+.PHONY: demo test test-unit test-integration chaos lint typecheck coverage clean
 
 $(VENV)/demo.stamp: pyproject.toml requirements/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,17 +19,19 @@ demo: $(VENV)/demo.stamp ## the whole system in one command; ARGS=--once ends by
 	@exec $(BIN)/python manage.py demo $(ARGS)
 
 test: $(VENV)/dev.stamp ## all tests, on the embedded PostgreSQL
-	$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n auto $(ARGS)
 
 test-unit: $(VENV)/dev.stamp ## the tests that need no PostgreSQL
 	$(BIN)/python -m pytest -m "not integration" $(ARGS)
 
 test-integration: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m integration $(ARGS)
+	$(BIN)/python -m pytest -n auto -m integration $(ARGS)
 
-coverage: $(VENV)/dev.stamp ## all tests, and at least 95 % of lines and branches
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(ARGS)
+chaos: $(VENV)/dev.stamp ## workers under random faults, then an account of every command; ARGS="--seconds 600 --seed 7"
+	$(BIN)/python -m tests.soak $(ARGS)
+
+coverage: $(VENV)/dev.stamp ## of the last `make test`: at least 95 % of lines and branches
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
