@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from commandbus.messages import Failure, Reason
 from commandbus.transitions import PostgresTransitions
@@ -21,8 +21,9 @@ from commandbus.worker.work import Outcome
 GROUP = 500
 GIVE_UP_SECONDS = 10.0
 LOCK_TIMEOUT = "2s"
-PASSING = ("40", "53", "55", "57")
-"""Classes of SQLSTATE that say nothing against the outcome: deadlock, no resources, a lock held by others, canceled."""
+POSTPONE_SECONDS = 1.0
+PASSING = ("08", "40", "53", "55", "57")
+"""Classes of SQLSTATE that say nothing against the outcome: connection, deadlock, no resources, locked, canceled."""
 
 
 class Finisher(threading.Thread):
@@ -37,7 +38,8 @@ class Finisher(threading.Thread):
         self.transitions = PostgresTransitions(using)
         self._told = told
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
-        self._limited: object = None
+        self._postponed: list[tuple[float, str, Outcome]] = []
+        self._ended = False
         self._stopped_at: float | None = None
 
     def put(self, domain: str, outcomes: list[Outcome]) -> None:
@@ -51,75 +53,72 @@ class Finisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            while (group := self._next_group()) is not None:
-                for domain, outcomes in group.items():
+            while not self._ended or self._postponed:
+                for (domain, _), outcomes in self._next_group().items():
                     self._apply(domain, outcomes)
-                    self._told(domain, outcomes)
         finally:
             connections[self.transitions.using].close()
 
-    def _next_group(self) -> dict[str, list[Outcome]] | None:
-        """Wait for an outcome and take what has gathered behind it. None after the last one."""
-        item = self._outcomes.get()
-        if item is None:
-            return None
-        group: dict[str, list[Outcome]] = defaultdict(list)
-        group[item[0]].append(item[1])
-        for _ in range(GROUP - 1):
+    def _next_group(self) -> dict[tuple[str, type[Outcome]], list[Outcome]]:
+        """What has gathered, by domain and kind. Waits for the first, or until a postponed one is due."""
+        group: dict[tuple[str, type[Outcome]], list[Outcome]] = defaultdict(list)
+        now = time.monotonic()
+        due = [(domain, outcome) for at, domain, outcome in self._postponed if at <= now]
+        self._postponed = [entry for entry in self._postponed if entry[0] > now]
+        for domain, outcome in due:
+            group[(domain, type(outcome))].append(outcome)
+        wait = 0.0 if group else min((at - now for at, _, _ in self._postponed), default=None)
+        for _ in range(GROUP):
             try:
-                item = self._outcomes.get_nowait()
+                item = self._outcomes.get(timeout=wait)
             except queue.Empty:
                 break
             if item is None:
-                self._outcomes.put(None)  # for the next call; nothing comes after it
+                self._ended = True  # nothing comes after it
                 break
-            group[item[0]].append(item[1])
+            group[(item[0], type(item[1]))].append(item[1])
+            wait = 0.0
         return group
 
     def _apply(self, domain: str, outcomes: list[Outcome]) -> None:
         pause = 0.1
         while True:
             try:
-                self._limit_waiting()
-                apply(self.transitions, domain, outcomes)
-                return
+                self._tell(domain, outcomes)
             except Exception as error:  # noqa: BLE001 - this thread must not end: all others rely on it
-                passing = self._is_passing(error)
-                if len(outcomes) > 1 and not self._is_away():
+                if self._is_away():
+                    if not self._must_give_up(domain, outcomes, error):
+                        time.sleep(pause)
+                        pause = min(pause * 2, 5.0)
+                        continue
+                elif len(outcomes) > 1:
                     # One of the group does not go through, or somebody has locked it. The others must not suffer.
                     for outcome in outcomes:
                         self._apply(domain, [outcome])
                     return
-                if not passing:
+                elif not _is_passing(error):
                     self._refused(domain, outcomes, error)
+                elif not self._must_give_up(domain, outcomes, error):
+                    self._postponed.append((time.monotonic() + POSTPONE_SECONDS, domain, outcomes[0]))
                     return
-                if self._must_give_up():
-                    log(logging.ERROR, "finish.given_up", domain=domain, count=len(outcomes), error=error)
-                    return
-                time.sleep(pause)
-                pause = min(pause * 2, 5.0)
+            self._told(domain, outcomes)
+            return
 
-    def _limit_waiting(self) -> None:
-        """Nobody's lock on one command may hold up the others for longer than this. Once per connection."""
-        wrapper = connections[self.transitions.using]
-        wrapper.ensure_connection()
-        if wrapper.connection is not self._limited:
-            with wrapper.cursor() as cursor:
-                cursor.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
-            self._limited = wrapper.connection
-
-    def _is_passing(self, error: Exception) -> bool:
-        """Whether the same call may go through later. Closes a connection that is lost."""
-        if not isinstance(error, DatabaseError | InterfaceError):
-            return False
-        if self._is_away():
-            connections[self.transitions.using].close()
-            return True
-        return (getattr(error.__cause__, "sqlstate", None) or "").startswith(PASSING)
+    def _tell(self, domain: str, outcomes: list[Outcome]) -> None:
+        """In one transaction. Nobody's lock on one command may hold up the others for longer than the limit."""
+        using = self.transitions.using
+        with transaction.atomic(using=using):
+            with connections[using].cursor() as cursor:
+                # For this transaction only: behind a pooler, the session may be another client's next.
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+            apply(self.transitions, domain, outcomes)
 
     def _is_away(self) -> bool:
         connection = connections[self.transitions.using]
-        return connection.connection is None or not connection.is_usable()
+        if connection.connection is not None and connection.is_usable():
+            return False
+        connection.close()
+        return True
 
     def _refused(self, domain: str, outcomes: list[Outcome], error: Exception) -> None:
         """The database will never take this outcome. An operator has to know, or the command would run for ever."""
@@ -127,9 +126,22 @@ class Finisher(threading.Thread):
         log(logging.ERROR, "finish.refused", domain=domain, command_id=outcome.lease.command_id, error=error)
         failure = Failure(outcome.lease, error_info(error), reason=Reason.PERMANENT)
         try:
-            self.transitions.fail(domain, [failure])
+            self._tell(domain, [failure])
         except Exception as second:  # noqa: BLE001
             log(logging.ERROR, "finish.failed", domain=domain, command_id=outcome.lease.command_id, error=second)
 
-    def _must_give_up(self) -> bool:
-        return self._stopped_at is not None and time.monotonic() - self._stopped_at > GIVE_UP_SECONDS
+    def _must_give_up(self, domain: str, outcomes: list[Outcome], error: Exception) -> bool:
+        if self._stopped_at is None or time.monotonic() - self._stopped_at < GIVE_UP_SECONDS:
+            return False
+        log(logging.ERROR, "finish.given_up", domain=domain, count=len(outcomes), error=error)
+        return True
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether the same call may go through later."""
+    if not isinstance(error, DatabaseError | InterfaceError):
+        return False
+    state = getattr(error.__cause__, "sqlstate", None)
+    if state is None:  # not PostgreSQL has spoken, but the connection
+        return isinstance(error, OperationalError | InterfaceError)
+    return str(state).startswith(PASSING)

@@ -53,15 +53,18 @@ def test_what_the_database_never_takes_is_logged_and_harms_no_other(
 
 def test_a_lock_on_one_command_holds_up_only_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finish, "LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr(finish, "POSTPONE_SECONDS", 0.1)
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(3)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=3, vt=30)]
     told: list[UUID] = []
     finisher = Finisher("default", lambda _, outcomes: told.extend(outcome.lease.command_id for outcome in outcomes))
     with transaction.atomic():
         list(Command.objects.select_for_update().filter(command_id=ids[0]))
-        finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in reversed(leases)])
+        finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in leases[:2]])
         finisher.start()
-        wait_until(lambda: [status(c) for c in ids] == ["IN_PROGRESS", "COMPLETED", "COMPLETED"])
+        wait_until(lambda: [status(c) for c in ids] == ["IN_PROGRESS", "COMPLETED", "IN_PROGRESS"])
+        finisher.put("orders", [Finish(leases[2], Status.COMPLETED)])
+        wait_until(lambda: status(ids[2]) == "COMPLETED")
         assert ids[0] not in told
     wait_until(lambda: status(ids[0]) == "COMPLETED")
     finisher.stop()
