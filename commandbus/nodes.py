@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from uuid import UUID
 
+from django.db import connections
 from django.db.models.functions import Now
 
 import commandbus
 from commandbus.models import Node
 
 HEARTBEAT_SECONDS = 10.0
+LIVING = timedelta(minutes=1)
 
 
 def register(
@@ -21,6 +24,7 @@ def register(
     node_id: UUID,
     name: str,
     role: str,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
     domains: Sequence[str],
     handled_types: Mapping[str, Sequence[str]],
 ) -> None:
@@ -29,6 +33,7 @@ def register(
         node_id=node_id,
         name=name,
         role=role,
+        heartbeat_seconds=heartbeat_seconds,
         domains=list(domains),
         handled_types={domain: list(types) for domain, types in handled_types.items()},
         host=socket.gethostname(),
@@ -38,7 +43,14 @@ def register(
 
 
 def heartbeat(using: str, node_id: UUID) -> None:
-    Node.objects.using(using).filter(node_id=node_id).update(heartbeat_at=Now())
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT commandbus.heartbeat(%s)", [node_id])
+
+
+def types_handled_elsewhere(using: str, domain: str, node_id: UUID) -> set[str]:
+    """The command types that other living nodes handle."""
+    living = Node.objects.using(using).filter(stopped_at=None, heartbeat_at__gt=Now() - LIVING).exclude(node_id=node_id)
+    return {name for types in living.values_list("handled_types", flat=True) for name in types.get(domain, ())}
 
 
 def stopped(using: str, node_id: UUID) -> None:

@@ -53,8 +53,11 @@ class Transitions(Protocol):
     def release(self, domain: str, leases: Sequence[Lease], delay: float = 0) -> set[UUID]:
         """Give back what was not started, with its attempt; visible again after `delay` seconds."""
 
-    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
-        """Let leases end `seconds` from now. Ids that are missing in the answer have lost their lease."""
+    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> dict[UUID, bool]:
+        """Let leases end `seconds` from now. Ids that are missing in the answer have lost their lease.
+
+        False: the command is locked at this moment; it is still ours, but ends when it did.
+        """
 
     def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
         """Give back what this worker has no handler for. What nobody handles goes to the Troubleshooting Queue.
@@ -107,13 +110,23 @@ class PostgresTransitions:
         return dict(rows)
 
     def receive(
-        self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None, floor: int | None = None
+        self,
+        domain: str,
+        *,
+        qty: int,
+        vt: int,
+        node_id: UUID | None = None,
+        floor: int | None = None,
+        leave: Sequence[str] = (),
     ) -> list[ReceivedCommand]:
-        """With `floor`, only messages from that id on are looked at: quick where taken ones are still in the way."""
+        """With `floor`, only messages from that id on are looked at: quick where taken ones are still in the way.
+
+        Commands of the types in `leave` stay for others.
+        """
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct,"
-            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s)",
-            [domain, qty, vt, node_id, floor],
+            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s, %s::text[])",
+            [domain, qty, vt, node_id, floor, list(leave)],
         )
         return [_received(domain, row) for row in rows]
 
@@ -160,12 +173,12 @@ class PostgresTransitions:
         )
         return {row[0] for row in rows}
 
-    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
+    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> dict[UUID, bool]:
         rows = self._call(
-            "SELECT commandbus.extend(%s, %s::uuid[], %s::bigint[], %s::int[], %s)",
+            "SELECT command_id, moved FROM commandbus.extend(%s, %s::uuid[], %s::bigint[], %s::int[], %s)",
             [domain, *_tokens(leases), seconds],
         )
-        return {row[0] for row in rows}
+        return dict(rows)
 
     def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
         rows = self._call(
@@ -174,14 +187,17 @@ class PostgresTransitions:
         )
         return {command_id: Status(status) for command_id, status in rows}
 
-    def node_died(self, domain: str, node_id: UUID, started: Sequence[tuple[int, int]] = ()) -> tuple[int, int, int]:
+    def node_died(
+        self, domain: str, node_id: UUID, started: Sequence[tuple[int, int]] = (), *, killed: bool = False
+    ) -> tuple[int, int, int]:
         """Give back what a dead process held. What it was running, by ranges of msg_id, becomes a suspect.
 
-        Answers how many commands were released, how many accused, and how many are locked: ask again for these.
+        Nobody is suspected if we have `killed` it ourselves. Answers how many commands were released, how many accused,
+        and how many are locked: ask again for these.
         """
         [row] = self._call(
-            "SELECT released, accused, remaining FROM commandbus.node_died(%s, %s, %s::bigint[], %s::bigint[])",
-            [domain, node_id, [low for low, _ in started], [high for _, high in started]],
+            "SELECT released, accused, remaining FROM commandbus.node_died(%s, %s, %s::bigint[], %s::bigint[], %s)",
+            [domain, node_id, [low for low, _ in started], [high for _, high in started], killed],
         )
         return row[0], row[1], row[2]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from django.db import connection
 from hypothesis import settings
-from pytest_django import DjangoDbBlocker
 
 from commandbus.embedded import home_for, remove
 from commandbus.testing.time import purge
@@ -45,16 +44,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(postgres: None, django_db_modify_db_settings_parallel_suffix: None) -> None:
     """pytest-django calls this before it makes the test database."""
-
-
-@pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
-    """The server of the tests has just started. As far as the bus is concerned, it did so long ago."""
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE OR REPLACE FUNCTION commandbus.started_at() RETURNS timestamptz LANGUAGE sql STABLE"
-            " AS $$ SELECT pg_catalog.now() - interval '1 day' $$"
-        )
 
 
 def other_sessions() -> list[str]:

@@ -39,7 +39,7 @@ def install() -> None:
         before=lambda: reached("before_finish"),
         after=lambda _: transaction.get_connection().in_atomic_block and reached("between_finish_and_commit"),
     )
-    around(Worker, "_ended", before=lambda: reached("after_commit"))
+    around(execute.Executor, "_run_in_transaction", after=lambda _: reached("after_commit"))
     around(Worker, "_told", before=lambda: reached("after_commit"))
 
 

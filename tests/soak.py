@@ -24,7 +24,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import django
+from django.db import DatabaseError, InterfaceError, connection, transaction
 
+from commandbus import NewCommand
 from commandbus.embedded import EmbeddedPostgres, home_for, remove
 
 DATABASE = "soak"
@@ -87,23 +89,26 @@ class Soak:
             )
 
     def send(self, count: int) -> None:
-        from django.db import transaction
-
-        from commandbus import NewCommand, send_commands
+        from commandbus import send_commands
 
         weights = [kind[0] for kind in KINDS]
         new = {UUID(int=self.chance.getrandbits(128)): self.chance.choices(KINDS, weights)[0][1:] for _ in range(count)}
         commands = [NewCommand(kind, command_id, data) for command_id, (kind, data, _) in new.items()]
         if self.chance.random() < 0.1:
-            with transaction.atomic():
-                send_commands("orders", commands)
-                transaction.set_rollback(True)
+            persistently(lambda: self.send_and_take_back(commands))
             self.taken_back += new
             return
         persistently(lambda: send_commands("orders", commands))
         if self.chance.random() < 0.3:
             persistently(lambda: send_commands("orders", commands))  # duplicates
         self.expected |= {command_id: (kind, end) for command_id, (kind, _, end) in new.items()}
+
+    def send_and_take_back(self, commands: list[NewCommand]) -> None:
+        from commandbus import send_commands
+
+        with transaction.atomic():
+            send_commands("orders", commands)
+            transaction.set_rollback(True)
 
     # The faults.
 
@@ -134,8 +139,6 @@ class Soak:
             _signal(self.stopped.pop(), signal.SIGCONT)
 
     def end_sessions(self) -> None:
-        from django.db import connection
-
         def end() -> None:
             with connection.cursor() as cursor:
                 cursor.execute(
@@ -147,8 +150,6 @@ class Soak:
         persistently(end)
 
     def hold_locks(self) -> None:
-        from django.db import transaction
-
         from commandbus.models import Command
 
         def hold() -> None:
@@ -188,8 +189,6 @@ class Soak:
     # The account.
 
     def check(self) -> None:
-        from django.db import connection
-
         from commandbus.messages import LIVE, TERMINAL
         from commandbus.models import Audit, Command, Suspect
         from commandbus.pgmq import PgmqClient
@@ -238,8 +237,6 @@ class Soak:
 
 def persistently(action: Callable[[], T]) -> T:
     """PostgreSQL may be away, or has just ended our session. To repeat is safe: sending is idempotent."""
-    from django.db import DatabaseError, InterfaceError, connection
-
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -34,6 +34,17 @@ class Migration(migrations.Migration):
                 ("version", models.TextField()),
                 ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("heartbeat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "heartbeat_seconds",
+                    models.FloatField(db_default=10.0, help_text="Between two heartbeats"),
+                ),
+                (
+                    "heard_since",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        help_text="Since when no heartbeat was missed",
+                    ),
+                ),
                 ("stopped_at", models.DateTimeField(null=True)),
             ],
             options={
@@ -123,7 +134,7 @@ class Migration(migrations.Migration):
                 ("lease_read_ct", models.IntegerField(null=True)),
                 ("lease_expires_at", models.DateTimeField(null=True)),
                 ("node_id", models.UUIDField(null=True)),
-                ("isolated", models.BooleanField(db_default=False)),
+                ("suspect", models.BooleanField(db_default=False)),
                 ("crash_count", models.SmallIntegerField(db_default=0)),
                 ("vanished_count", models.SmallIntegerField(db_default=0)),
                 ("last_error_type", models.TextField(null=True)),

@@ -42,9 +42,9 @@ class Command(models.Model):
     lease_expires_at = models.DateTimeField(null=True)
     node_id = models.UUIDField(null=True)
 
-    # Whether the last lease was for a run alone in its process; and how many of these died, seen by a supervisor or
+    # Whether it may have killed a process, so that it runs alone; and how many such runs died, seen by a supervisor or
     # together with it.
-    isolated = models.BooleanField(db_default=False)
+    suspect = models.BooleanField(db_default=False)
     crash_count = models.SmallIntegerField(db_default=0)
     vanished_count = models.SmallIntegerField(db_default=0)
 

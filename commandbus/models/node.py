@@ -19,6 +19,8 @@ class Node(models.Model):
     version = models.TextField()
     started_at = models.DateTimeField(db_default=Now())
     heartbeat_at = models.DateTimeField(db_default=Now())
+    heartbeat_seconds = models.FloatField(db_default=10.0, help_text="Between two heartbeats")
+    heard_since = models.DateTimeField(db_default=Now(), help_text="Since when no heartbeat was missed")
     stopped_at = models.DateTimeField(null=True)
 
     class Meta:

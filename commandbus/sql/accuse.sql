@@ -5,8 +5,8 @@
 -- The delivery that ended without a word was no attempt. Only if it was an isolated run already does it count against
 -- the command: as a crash if the supervisor has `seen` the process die, else as vanished, because then whatever ended
 -- the supervisor may have ended the run as well. At the domain's crash_limit, or at five times as many runs that
--- vanished, the command goes to the Troubleshooting Queue.
-CREATE OR REPLACE FUNCTION commandbus.accuse(domain text, command_ids uuid[], seen boolean)
+-- vanished, the command goes to the Troubleshooting Queue. `judge`: the node that has found the commands.
+CREATE OR REPLACE FUNCTION commandbus.accuse(domain text, command_ids uuid[], judge uuid, seen boolean DEFAULT false)
 RETURNS SETOF uuid
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -27,12 +27,15 @@ BEGIN
     WITH accused AS MATERIALIZED (
         SELECT c.id,
                CASE WHEN c.lease_read_ct IS NULL THEN 0 ELSE 1 END AS wordless,
-               CASE WHEN c.lease_read_ct IS NOT NULL AND c.isolated THEN 1 ELSE 0 END AS died
+               CASE WHEN c.lease_read_ct IS NOT NULL AND c.suspect AND v.verdict = 'SUSPECT' THEN 1 ELSE 0 END AS died
         FROM public.command_bus_command c
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN c.lease_read_ct IS NOT NULL
+                        THEN commandbus.judge_lease(c.node_id, c.lease_expires_at, accuse.judge) END AS verdict
+        ) AS v
         WHERE c.id = ANY (_rows)
           AND c.status IN ('PENDING', 'IN_PROGRESS')
-          AND CASE WHEN c.lease_read_ct IS NULL THEN c.crash_count + c.vanished_count > 0
-                   ELSE commandbus.is_dead(c.node_id, c.lease_expires_at) END
+          AND (v.verdict = 'SUSPECT' OR (c.suspect AND coalesce(v.verdict, 'AGAIN') = 'AGAIN'))
         ORDER BY c.id
         FOR UPDATE OF c SKIP LOCKED
     ), counted AS (
@@ -40,6 +43,7 @@ BEGIN
         SET crash_count = c.crash_count + CASE WHEN accuse.seen THEN a.died ELSE 0 END,
             vanished_count = c.vanished_count + CASE WHEN accuse.seen THEN 0 ELSE a.died END,
             attempts = c.attempts - a.wordless,
+            suspect = true,
             status = 'PENDING',
             lease_read_ct = NULL,
             lease_expires_at = NULL,

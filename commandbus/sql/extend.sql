@@ -1,15 +1,16 @@
--- Moves the end of leases to `seconds` from now. Answers the ids whose lease is still held. A command that somebody has
--- locked at this moment is answered but not moved: it is being finished, or the next call moves it.
+-- Moves the end of leases to `seconds` from now. Answers the ids whose lease is still held, and whether it was moved: that
+-- of a command which somebody has locked at this moment is not. It is being finished, or the next call moves it.
 CREATE OR REPLACE FUNCTION commandbus.extend(
     domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], seconds double precision
 )
-RETURNS SETOF uuid
+RETURNS TABLE (command_id uuid, moved boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
+#variable_conflict use_column
 DECLARE
     _rows bigint[];
     _until timestamptz := clock_timestamp() + make_interval(secs => extend.seconds);
@@ -37,7 +38,7 @@ BEGIN
         PERFORM pgmq.set_vt(extend.domain || '__commands', _msg_ids, _until);
     END IF;
     RETURN QUERY
-    SELECT c.command_id
+    SELECT c.command_id, coalesce(c.msg_id = ANY (_msg_ids), false)
     FROM unnest(_rows, extend.msg_ids, extend.read_cts) AS w(id, msg_id, read_ct)
     JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
 END;

@@ -46,6 +46,7 @@ BEGIN
                           THEN 'PENDING' ELSE 'IN_TROUBLESHOOTING_QUEUE' END,
             lease_read_ct = NULL,
             lease_expires_at = NULL,
+            suspect = c.crash_count + c.vanished_count > 0,  -- it had its say, and killed nobody
             last_error_type = h.error ->> 'type',
             last_error_code = h.error ->> 'code',
             last_error_msg = h.error ->> 'message',

@@ -1,9 +1,14 @@
 -- For the supervisor that has seen a process die: its commands need not wait for the end of their leases. Those that it
 -- had not started are released. Those in the given ranges of msg_id were running, and become suspects, and so does what
--- it ran in isolation. Answers how many were released, how many accused, and how many are left because somebody has
--- locked them: most likely the session of the dead process, which PostgreSQL is about to end. Ask again for these.
+-- it ran in isolation; unless the supervisor has `killed` the process itself. Answers how many were released, how many
+-- accused, and how many are left because somebody has locked them: most likely the session of the dead process, which
+-- PostgreSQL is about to end. Ask again for these.
 CREATE OR REPLACE FUNCTION commandbus.node_died(
-    domain text, node_id uuid, started_from bigint[] DEFAULT '{}', started_to bigint[] DEFAULT '{}'
+    domain text,
+    node_id uuid,
+    started_from bigint[] DEFAULT '{}',
+    started_to bigint[] DEFAULT '{}',
+    killed boolean DEFAULT false
 )
 RETURNS TABLE (released bigint, accused bigint, remaining bigint)
 LANGUAGE plpgsql
@@ -27,15 +32,15 @@ BEGIN
            count(*) FILTER (WHERE l.locked)
     INTO _suspects, _ids, _msg_ids, _read_cts, remaining
     FROM (
-        SELECT h.*, h.isolated OR EXISTS (
+        SELECT h.*, NOT node_died.killed AND (h.suspect OR EXISTS (
             SELECT 1 FROM unnest(node_died.started_from, node_died.started_to) AS s(low, high)
             WHERE h.msg_id BETWEEN s.low AND s.high
-        ) AS started
+        )) AS started
         FROM commandbus.leases_of(node_died.domain, node_died.node_id) AS h
     ) AS l;
 
     SELECT count(*) INTO released FROM commandbus.release(node_died.domain, _ids, _msg_ids, _read_cts);
-    SELECT count(*) INTO accused FROM commandbus.accuse(node_died.domain, _suspects, true);
+    SELECT count(*) INTO accused FROM commandbus.accuse(node_died.domain, _suspects, NULL, true);
     RETURN NEXT;
 END;
 $function$;
@@ -63,7 +68,7 @@ $function$;
 -- The leases that a node has; locks those that nobody else has locked. It reads the whole queue: an index on node_id
 -- would make every receive write more, and this is asked for only after a crash.
 CREATE OR REPLACE FUNCTION commandbus.leases_of(domain text, node_id uuid)
-RETURNS TABLE (command_id uuid, msg_id bigint, read_ct integer, isolated boolean, locked boolean)
+RETURNS TABLE (command_id uuid, msg_id bigint, read_ct integer, suspect boolean, locked boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -89,7 +94,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     );
     RETURN QUERY
-    SELECT c.command_id, c.msg_id, c.lease_read_ct, c.isolated, c.id <> ALL (_ours)
+    SELECT c.command_id, c.msg_id, c.lease_read_ct, c.suspect, c.id <> ALL (_ours)
     FROM public.command_bus_command c
     WHERE c.id = ANY (_rows) AND c.node_id = leases_of.node_id AND c.lease_read_ct IS NOT NULL;
 END;

@@ -18,7 +18,6 @@ DECLARE
     _ids bigint[];
     _messages jsonb[];
     _msg_ids bigint[];
-    _suspects bigint[];
     _refused jsonb;
 BEGIN
     PERFORM commandbus.require_read_committed();
@@ -61,29 +60,19 @@ BEGIN
                 -- An attempt must be left, or the retry would end where it began.
                 max_attempts = CASE WHEN _domain.reset_attempts THEN c.max_attempts
                                     ELSE greatest(c.max_attempts, c.attempts + 1) END,
+                -- (What has killed its process stays a suspect, and starts again where it can kill no other.)
                 crash_count = 0,
                 vanished_count = 0,
                 updated_at = _now
             FROM unnest(_ids, _msg_ids) AS n(id, msg_id)
-            JOIN public.command_bus_command before ON before.id = n.id
             WHERE c.id = n.id
-            RETURNING c.id, c.command_id, c.msg_id, before.crash_count + before.vanished_count > 0 AS suspect
-        ), suspected AS (
-            INSERT INTO public.command_bus_suspect (id, domain, command_id, msg_id, since)
-            SELECT r.id, operator_retry.domain, r.command_id, r.msg_id, _now FROM retried r WHERE r.suspect
-            ON CONFLICT (id) DO UPDATE SET msg_id = excluded.msg_id
-        ), audited AS (
-            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-            SELECT operator_retry.domain, r.command_id, 'OPERATOR_RETRY', _now,
-                   jsonb_build_object(
-                       'operator', operator_retry.operator, 'reason', operator_retry.reason, 'msg_id', r.msg_id)
-            FROM retried r
+            RETURNING c.command_id, c.msg_id
         )
-        SELECT array_agg(r.msg_id) INTO _suspects FROM retried r WHERE r.suspect;
-        IF _suspects IS NOT NULL THEN
-            -- What has killed its process starts again where it can kill no other (receive_suspect).
-            PERFORM pgmq.set_vt(_queue, _suspects, _now + interval '1 hour');
-        END IF;
+        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+        SELECT operator_retry.domain, r.command_id, 'OPERATOR_RETRY', _now,
+               jsonb_build_object(
+                   'operator', operator_retry.operator, 'reason', operator_retry.reason, 'msg_id', r.msg_id)
+        FROM retried r;
     END IF;
     RETURN QUERY SELECT a.* FROM commandbus.answer(operator_retry.domain, operator_retry.command_ids, _refused) AS a;
 END;

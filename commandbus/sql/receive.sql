@@ -4,12 +4,18 @@
 -- Receiving starts at the queue, while everyone else locks commands first. So it never waits for a command row: a locked
 -- one is skipped, keeps the token it had, and is not delivered.
 --
--- A delivery that ended without a word (the row still has a token) was no attempt. If its node lives, it is delivered
--- again; if its node is dead, the command may have killed it and becomes a suspect (set_aside).
+-- A delivery that ended without a word (the row still has a token) was no attempt. What is done about it depends on what
+-- is known of its node (judge_lease).
 --
--- With `floor` only messages from that msg_id on are looked at, in their order. See read_ready.
+-- With `floor` only messages from that msg_id on are looked at, in their order. Those of the types in `leave` are for
+-- others. See read_ready.
 CREATE OR REPLACE FUNCTION commandbus.receive(
-    domain text, qty integer, vt integer, node_id uuid DEFAULT NULL, floor bigint DEFAULT NULL
+    domain text,
+    qty integer,
+    vt integer,
+    node_id uuid DEFAULT NULL,
+    floor bigint DEFAULT NULL,
+    leave text[] DEFAULT NULL
 )
 RETURNS TABLE (
     command_id uuid,
@@ -50,7 +56,8 @@ BEGIN
 
     SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message), array_agg(m.command_id)
     INTO _msg_ids, _read_cts, _messages, _ids
-    FROM commandbus.read_ready(receive.domain || '__commands', receive.qty, _now, _until, receive.floor) AS m;
+    FROM commandbus.read_ready(
+        receive.domain || '__commands', receive.qty, _now, _until, receive.floor, receive.leave) AS m;
     IF _msg_ids IS NULL THEN
         RETURN;
     END IF;
@@ -63,8 +70,8 @@ BEGIN
         JOIN public.command_bus_command c
             ON c.id = m.id AND c.msg_id = m.msg_id
            AND c.status IN ('PENDING', 'IN_PROGRESS')
-           AND c.crash_count = 0 AND c.vanished_count = 0
-           AND (c.lease_read_ct IS NULL OR commandbus.is_alive(c.node_id, c.lease_expires_at))
+           AND NOT c.suspect
+           AND (c.lease_read_ct IS NULL OR commandbus.judge_lease(c.node_id, c.lease_expires_at, receive.node_id) = 'AGAIN')
         ORDER BY c.id
         FOR UPDATE OF c SKIP LOCKED
     ), leased AS (
@@ -74,7 +81,6 @@ BEGIN
             lease_read_ct = f.read_ct,
             lease_expires_at = _until,
             node_id = receive.node_id,
-            isolated = false,
             updated_at = _now
         FROM free f
         WHERE c.id = f.id
@@ -92,7 +98,7 @@ BEGIN
 
     GET DIAGNOSTICS _leased = ROW_COUNT;
     IF _leased < cardinality(_msg_ids) THEN
-        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids, _read_cts);
+        PERFORM commandbus.set_aside(receive.domain, _ids, _msg_ids, _read_cts, receive.node_id);
     END IF;
 END;
 $function$;
@@ -103,8 +109,10 @@ $function$;
 -- and meets only what is ready. Beside a snapshot that is held for long, it meets in addition every entry that was taken
 -- since; a reader that has seen this passes the `floor` it has reached and walks along msg_id from there. What becomes
 -- ready below the floor is found by the next read without one.
+--
+-- Messages of the types in `leave` are passed over and stay as they are.
 CREATE OR REPLACE FUNCTION commandbus.read_ready(
-    queue text, qty integer, now timestamptz, until timestamptz, floor bigint DEFAULT NULL
+    queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[]
 )
 RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb, command_id uuid)
 LANGUAGE plpgsql
@@ -118,7 +126,7 @@ AS $function$
 DECLARE
     _query text := $query$
         WITH ready AS MATERIALIZED (
-            SELECT r.msg_id FROM pgmq.%1$I r WHERE r.vt <= $1 %2$s LIMIT $2 FOR UPDATE SKIP LOCKED
+            SELECT r.msg_id FROM pgmq.%1$I r WHERE r.vt <= $1 %2$s %3$s LIMIT $2 FOR UPDATE SKIP LOCKED
         )
         UPDATE pgmq.%1$I q
         SET vt = $3, read_ct = q.read_ct + 1
@@ -127,13 +135,12 @@ DECLARE
         RETURNING q.msg_id, q.read_ct, q.message, commandbus.command_id_of(q.message)
     $query$;
 BEGIN
-    IF read_ready.floor IS NULL THEN
-        RETURN QUERY EXECUTE format(_query, 'q_' || read_ready.queue, 'ORDER BY r.vt')
-        USING read_ready.now, read_ready.qty, read_ready.until;
-    ELSE
-        RETURN QUERY EXECUTE format(_query, 'q_' || read_ready.queue, 'AND r.msg_id >= $4 ORDER BY r.msg_id')
-        USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor;
-    END IF;
+    RETURN QUERY EXECUTE format(
+        _query,
+        'q_' || read_ready.queue,
+        CASE WHEN cardinality(read_ready.leave) > 0 THEN $$AND coalesce(r.message ->> 'type', '') <> ALL ($5)$$ END,
+        CASE WHEN read_ready.floor IS NULL THEN 'ORDER BY r.vt' ELSE 'AND r.msg_id >= $4 ORDER BY r.msg_id' END)
+    USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave;
 END;
 $function$;
 
@@ -150,47 +157,13 @@ AS $function$
     END
 $function$;
 
--- Whether a node was heard of after a lease that it let expire. Who leases without a node is never accused.
-CREATE OR REPLACE FUNCTION commandbus.is_alive(node_id uuid, lease_expires_at timestamptz)
-RETURNS boolean
-LANGUAGE sql
-STABLE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-    SELECT is_alive.node_id IS NULL OR EXISTS (
-        SELECT 1 FROM public.command_bus_node n
-        WHERE n.node_id = is_alive.node_id AND n.stopped_at IS NULL AND n.heartbeat_at > is_alive.lease_expires_at
-    )
-$function$;
-
--- Whether a node is dead that let a lease expire. A living node extends its leases, and beats each time: one that was not
--- heard of since then is dead. But shortly after PostgreSQL has started, nobody could be heard.
-CREATE OR REPLACE FUNCTION commandbus.is_dead(node_id uuid, lease_expires_at timestamptz)
-RETURNS boolean
-LANGUAGE sql
-STABLE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-    SELECT NOT commandbus.is_alive(is_dead.node_id, is_dead.lease_expires_at)
-       AND (clock_timestamp() > commandbus.started_at() + interval '15 seconds'
-            OR EXISTS (SELECT 1 FROM public.command_bus_node n
-                       WHERE n.node_id = is_dead.node_id AND n.stopped_at IS NOT NULL))
-$function$;
-
--- When this PostgreSQL was started.
-CREATE OR REPLACE FUNCTION commandbus.started_at()
-RETURNS timestamptz
-LANGUAGE sql
-STABLE
-SET search_path = pg_catalog, pg_temp
-AS $function$
-    SELECT pg_postmaster_start_time()
-$function$;
-
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
 -- whose command is resolved, in the Troubleshooting Queue, or has a newer message are archived; those of suspects wait
--- for an isolated run; the rest belong to commands that somebody is changing at this moment, and come back in a second.
-CREATE OR REPLACE FUNCTION commandbus.set_aside(domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[])
+-- for an isolated run; the rest belong to commands that somebody is changing at this moment, or whose lease may still be
+-- extended, and come back in a second.
+CREATE OR REPLACE FUNCTION commandbus.set_aside(
+    domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], node_id uuid
+)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -233,7 +206,7 @@ BEGIN
         _locked := ARRAY(
             SELECT m.msg_id FROM unnest(set_aside.command_ids, set_aside.msg_ids) AS m(command_id, msg_id)
             WHERE m.command_id = ANY (_suspects)
-              AND m.command_id NOT IN (SELECT a FROM commandbus.accuse(set_aside.domain, _suspects, false) AS a)
+              AND m.command_id NOT IN (SELECT a FROM commandbus.accuse(set_aside.domain, _suspects, set_aside.node_id) AS a)
         );
         IF cardinality(_locked) > 0 THEN
             PERFORM pgmq.set_vt(_queue, _locked, clock_timestamp() + interval '1 second');

@@ -75,7 +75,6 @@ BEGIN
             lease_read_ct = _read_ct,
             lease_expires_at = _until,
             node_id = receive_suspect.node_id,
-            isolated = true,
             updated_at = _now
         WHERE c.id = _id
         RETURNING c.*

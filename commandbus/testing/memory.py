@@ -194,10 +194,10 @@ class InMemoryBus:
                 released.add(stored.command_id)
         return released
 
-    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
+    def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> dict[UUID, bool]:
         held = [lease for lease in leases if self._leased(domain, lease) is not None]
         self.pgmq.set_vt(f"{domain}__commands", [lease.msg_id for lease in held], seconds)
-        return {lease.command_id for lease in held}
+        return {lease.command_id: True for lease in held}
 
     def unhandled(self, domain: str, leases: Sequence[Lease], grace: float | None = None) -> dict[UUID, Status]:
         """There are no other workers, so nobody will ever handle it."""

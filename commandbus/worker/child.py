@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -35,7 +37,11 @@ def run(options: WorkerOptions, node_id: UUID, board: MutableSequence[int], verb
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.stop).start())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     threading.Thread(target=_end_with_the_supervisor, args=[worker], daemon=True).start()
-    sys.exit(EXIT_CODES[worker.run()])
+    code = EXIT_CODES[worker.run()]
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of handlers that were written off may go on for long, and Python would wait for some
 
 
 def _end_with_the_supervisor(worker: Worker) -> None:

@@ -12,7 +12,7 @@ from commandbus.messages import ErrorInfo, printable
 def error_info(error: BaseException) -> ErrorInfo:
     """Whatever it is, and however badly it behaves."""
     name = type(error).__name__
-    code, message, details = (getattr(error, attribute, None) for attribute in ("code", "message", "details"))
+    code, message, details = (_attribute(error, attribute) for attribute in ("code", "message", "details"))
     try:
         trace = "".join(traceback.format_exception(type(error), error, _handlers_frames(error)))
     except Exception:  # noqa: BLE001 - the traceback shows the error, which may raise when it is shown
@@ -24,6 +24,13 @@ def error_info(error: BaseException) -> ErrorInfo:
         details=details if isinstance(details, Mapping) else None,
         traceback=trace,
     )
+
+
+def _attribute(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - it may be a property of the application's
+        return None
 
 
 def _handlers_frames(error: BaseException) -> TracebackType | None:

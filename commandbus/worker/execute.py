@@ -138,6 +138,7 @@ class Executor:
             raise LeaseLostError(f"{len(finishes) - len(done)} of {len(finishes)} leases ran out")
 
     def _run(self, work: Work, handler: Handler) -> list[Finish]:
+        self.turn.check()
         if self.using is not None and self.turn.session is None:
             self.turn.session = Session(connections[self.using])
         context = self._context(work)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from commandbus import nodes
 from commandbus.handlers import HandlerRegistry
 from commandbus.messages import ReceivedCommand
 from commandbus.transitions import PostgresTransitions
@@ -34,19 +35,25 @@ class Fetcher:
         node_id: UUID,
         leases: Leases,
         keepers: Mapping[str, Keeper],
+        is_alone: Callable[[], bool],
     ) -> None:
+        """`is_alone`: whether no handler runs in this process, not even one that was written off."""
         self.options = options
         self.handlers = handlers
         self.databases = databases
         self.node_id = node_id
         self.leases = leases
         self.keepers = keepers
+        self.is_alone = is_alone
         self.fetched = 0
         self._positions = {domain: Position() for domain in databases}
         self._next_domain = 0
         self._retry_at: dict[str, float] = {}
         self._unsure: set[str] = set()
         self._alone = False
+        self._missed: set[str] = set()
+        self._elsewhere: dict[str, list[str]] = {}
+        self._look_again_at: dict[str, float] = {}
 
     def fetch(self, room: int) -> list[Work] | None:
         """What is ready, up to `room` commands; None if we could not look."""
@@ -76,7 +83,7 @@ class Fetcher:
 
     def _fetch_suspect(self) -> list[Work] | None:
         """One command that may have killed a process, if nothing else is held: it must be clear who did it."""
-        if not self.leases.is_empty():
+        if not self.leases.is_empty() or not self.is_alone():
             return None
         complete = True
         for domain in self.databases:
@@ -90,7 +97,7 @@ class Fetcher:
     def _receive(self, domain: str, room: int, *, suspect: bool = False) -> list[ReceivedCommand] | None:
         using = self.databases[domain]
         started_at = time.monotonic()
-        if started_at < self._retry_at.get(using, 0):
+        if started_at < self._retry_at.get(using, 0) or not self.keepers[using].is_registered:
             return None
         try:
             # (If leases have run out, we might receive what we are running.)
@@ -99,7 +106,8 @@ class Fetcher:
                 return None
             received = self._receive_suspect(domain) if suspect else self._receive_ready(domain, room)
         except (DatabaseError, InterfaceError) as error:
-            log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
+            if domain not in self._unsure:  # once is enough
+                log(logging.WARNING, "fetch.failed", domain=domain, error=str(error).strip())
             connections[using].close()
             self._unsure.add(domain)
             self._retry_at[using] = time.monotonic() + RETRY_SECONDS  # other databases need not wait for this one
@@ -112,10 +120,30 @@ class Fetcher:
         transitions, position = PostgresTransitions(self.databases[domain]), self._positions[domain]
         started_at = time.monotonic()
         floor = None if self.options.until_empty else position.floor(started_at)
-        received = transitions.receive(domain, qty=room, vt=self.options.vt, node_id=self.node_id, floor=floor)
+        received = transitions.receive(
+            domain, qty=room, vt=self.options.vt, node_id=self.node_id, floor=floor, leave=self._types_to_leave(domain)
+        )
         highest = max((one.lease.msg_id for one in received), default=None)
         position.was_read(floor, started_at, time.monotonic(), highest)
         return received
+
+    def _types_to_leave(self, domain: str) -> list[str]:
+        """Types that only others handle, as far as we had to do with such: during a deployment, for example."""
+        if domain in self._missed and time.monotonic() >= self._look_again_at.get(domain, 0):
+            elsewhere = nodes.types_handled_elsewhere(self.databases[domain], domain, self.node_id)
+            self._elsewhere[domain] = sorted(t for t in elsewhere if self.handlers.get(domain, t) is None)
+            self._look_again_at[domain] = time.monotonic() + nodes.HEARTBEAT_SECONDS
+            if not self._elsewhere[domain]:
+                self._missed.discard(domain)
+        return self._elsewhere.get(domain, [])
+
+    def recover(self) -> None:
+        """At the end: give back what was leased by calls whose answer was lost."""
+        for domain in list(self._unsure):
+            try:
+                PostgresTransitions(self.databases[domain]).release_unknown(domain, self.node_id, [])
+            except (DatabaseError, InterfaceError):
+                connections[self.databases[domain]].close()
 
     def _receive_suspect(self, domain: str) -> list[ReceivedCommand]:
         transitions = PostgresTransitions(self.databases[domain])
@@ -144,6 +172,8 @@ class Fetcher:
             sorted(received, key=lambda r: (r.command.command_type, r.lease.msg_id)), lambda r: r.command.command_type
         ):
             handler = self.handlers.get(domain, command_type)
+            if handler is None:
+                self._missed.add(domain)
             commands = list(same)
             size = handler.batch_size if handler and handler.batch_size else 1
             works += [

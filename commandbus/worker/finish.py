@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
-from commandbus.messages import Failure, Reason
+from commandbus.messages import Failure, Finish, Reason
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.errors import error_info
 from commandbus.worker.execute import apply
@@ -22,8 +22,8 @@ GROUP = 500
 GIVE_UP_SECONDS = 10.0
 LOCK_TIMEOUT = "2s"
 POSTPONE_SECONDS = 1.0
-PASSING = ("08", "40", "53", "55", "57")
-"""Classes of SQLSTATE that say nothing against the outcome: connection, deadlock, no resources, locked, canceled."""
+PASSING = ("08", "25006", "40", "53", "55", "57")
+"""SQLSTATEs that say nothing against the outcome: connection, a standby, deadlock, no resources, locked, canceled."""
 
 
 class Finisher(threading.Thread):
@@ -85,24 +85,36 @@ class Finisher(threading.Thread):
         while True:
             try:
                 self._tell(domain, outcomes)
+                break
             except Exception as error:  # noqa: BLE001 - this thread must not end: all others rely on it
-                if self._is_away():
-                    if not self._must_give_up(domain, outcomes, error):
-                        time.sleep(pause)
-                        pause = min(pause * 2, 5.0)
-                        continue
-                elif len(outcomes) > 1:
-                    # One of the group does not go through, or somebody has locked it. The others must not suffer.
-                    for outcome in outcomes:
-                        self._apply(domain, [outcome])
+                if not self._is_away():
+                    self._not_taken(domain, outcomes, error)
                     return
-                elif not _is_passing(error):
-                    self._refused(domain, outcomes, error)
-                elif not self._must_give_up(domain, outcomes, error):
-                    self._postponed.append((time.monotonic() + POSTPONE_SECONDS, domain, outcomes[0]))
-                    return
-            self._told(domain, outcomes)
+                if self._must_give_up(domain, outcomes, error):
+                    break
+            time.sleep(pause)
+            pause = min(pause * 2, 5.0)
+        self._told(domain, outcomes)
+
+    def _not_taken(self, domain: str, outcomes: list[Outcome], error: Exception) -> None:
+        """One does not go through, or somebody has locked it. The others must not suffer."""
+        if len(outcomes) > 1:
+            for outcome in outcomes:
+                self._apply(domain, [outcome])
             return
+        [outcome] = outcomes
+        if _is_passing(error):
+            if self._must_give_up(domain, outcomes, error):
+                self._told(domain, outcomes)
+            else:
+                self._postponed.append((time.monotonic() + POSTPONE_SECONDS, domain, outcome))
+            return
+        log(logging.ERROR, "finish.refused", domain=domain, command_id=outcome.lease.command_id, error=error)
+        if isinstance(outcome, Finish):
+            # The database will never take it. An operator has to know, or the command would run for ever.
+            self._apply(domain, [Failure(outcome.lease, error_info(error), reason=Reason.PERMANENT)])
+        else:
+            self._told(domain, outcomes)
 
     def _tell(self, domain: str, outcomes: list[Outcome]) -> None:
         """In one transaction. Nobody's lock on one command may hold up the others for longer than the limit."""
@@ -119,16 +131,6 @@ class Finisher(threading.Thread):
             return False
         connection.close()
         return True
-
-    def _refused(self, domain: str, outcomes: list[Outcome], error: Exception) -> None:
-        """The database will never take this outcome. An operator has to know, or the command would run for ever."""
-        [outcome] = outcomes
-        log(logging.ERROR, "finish.refused", domain=domain, command_id=outcome.lease.command_id, error=error)
-        failure = Failure(outcome.lease, error_info(error), reason=Reason.PERMANENT)
-        try:
-            self._tell(domain, [failure])
-        except Exception as second:  # noqa: BLE001
-            log(logging.ERROR, "finish.failed", domain=domain, command_id=outcome.lease.command_id, error=second)
 
     def _must_give_up(self, domain: str, outcomes: list[Outcome], error: Exception) -> bool:
         if self._stopped_at is None or time.monotonic() - self._stopped_at < GIVE_UP_SECONDS:

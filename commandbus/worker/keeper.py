@@ -19,26 +19,37 @@ from commandbus.messages import Lease
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.leases import Leases
 from commandbus.worker.log import log, logger
-from commandbus.worker.turn import Session
 
 
 class Keeper(threading.Thread):
     """Does one thing at a time, on a connection of its own: in a handler's transaction nobody else would see it."""
 
     def __init__(
-        self, using: str, domains: Sequence[str], node_id: UUID, leases: Leases, watch: Callable[[], None]
+        self,
+        using: str,
+        domains: Sequence[str],
+        node_id: UUID,
+        leases: Leases,
+        *,
+        register: Callable[[], None],
+        watch: Callable[[], None],
     ) -> None:
+        """`register` makes the node known; only then may it receive. `watch` is called at every tick."""
         super().__init__(name=f"commandbus-keep-{using}", daemon=True)
         self.using = using
         self.domains = list(domains)
         self.node_id = node_id
         self.leases = leases
+        self.register = register
         self.watch = watch
+        self.is_registered = False
         self.transitions = PostgresTransitions(using)
-        # Often enough that a living node is always heard of before a lease of it can run out (see commandbus.is_dead).
-        self._beat_seconds = min(nodes.HEARTBEAT_SECONDS, leases.vt / 3)
+        # Often enough that a node which misses several has also let its leases run out (commandbus.judge_lease).
+        self.heartbeat_seconds = min(nodes.HEARTBEAT_SECONDS, leases.vt / 3)
         self._tick_seconds = min(1.0, leases.vt / 6)
         self._next_beat = 0.0
+        self._away = False
+        self._ended = False
         self._requests: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
 
     def extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
@@ -50,13 +61,6 @@ class Keeper(threading.Thread):
         """After the database was away: say that this node lives, and extend its leases. False if it is still away."""
         self._next_beat = 0.0
         return bool(self._ask(self.keep_once))
-
-    def end_session(self, session: Session) -> None:
-        """End what a handler does in the database: its statement, and the transaction that it may hold open."""
-        if session.pid is not None:
-            self._ask(partial(self._terminate, session))
-        elif session.wrapper.connection is not None:
-            session.wrapper.connection.cancel_safe(timeout=5.0)
 
     def stop(self) -> None:
         self._requests.put(None)
@@ -70,20 +74,29 @@ class Keeper(threading.Thread):
                 except Exception:  # noqa: BLE001 - without this thread every lease would run out
                     logger.exception("the keeper goes on after an unexpected error")
         finally:
+            self._ended = True
+            while not self._requests.empty():
+                self._serve()
             connections[self.using].close()
 
     def keep_once(self) -> bool:
         """Beat and extend as far as it is time. Answers whether the database could be told."""
         try:
+            if not self.is_registered:
+                self.register()
+                self.is_registered = True
             if time.monotonic() >= self._next_beat:
                 nodes.heartbeat(self.using, self.node_id)
-                self._next_beat = time.monotonic() + self._beat_seconds
+                self._next_beat = time.monotonic() + self.heartbeat_seconds
             for domain, leases in self.leases.due(self.domains).items():
                 self._extend(domain, leases, self.leases.vt)
         except (DatabaseError, InterfaceError) as error:
-            log(logging.WARNING, "database.unreachable", database=self.using, error=str(error).strip())
+            if not self._away:  # once is enough
+                log(logging.WARNING, "database.unreachable", database=self.using, error=str(error).strip())
+            self._away = True
             connections[self.using].close()
             return False
+        self._away = False
         return True
 
     def _extend(self, domain: str, leases: Sequence[Lease], seconds: float) -> set[UUID]:
@@ -94,23 +107,15 @@ class Keeper(threading.Thread):
             connections[self.using].close()  # it may have been lost while nobody used it
             kept = self.transitions.extend(domain, leases, seconds)
         lost = [lease for lease in leases if lease.command_id not in kept]
-        self.leases.extended(domain, [lease for lease in leases if lease.command_id in kept], asked_at + seconds)
+        self.leases.extended(domain, [lease for lease in leases if kept.get(lease.command_id)], asked_at + seconds)
         self.leases.drop(domain, lost)
         for lease in lost:
             log(logging.WARNING, "lease.lost", domain=domain, command_id=lease.command_id)
-        return kept
-
-    def _terminate(self, session: Session) -> None:
-        with connections[self.using].cursor() as cursor:
-            # Only if it is still the same transaction: behind a pooler the process may serve another client by now.
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND xact_start = %s",
-                [session.pid, session.transaction_at],
-            )
+        return set(kept)
 
     def _ask(self, action: Callable[[], Any]) -> Any:
-        if threading.current_thread() is self:
-            return action()
+        if self._ended:
+            raise InterfaceError("the worker has ended")
         future: Future[Any] = Future()
         self._requests.put((action, future))
         return future.result()

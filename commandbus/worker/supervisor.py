@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 from uuid import UUID, uuid4
@@ -14,21 +14,20 @@ from uuid import UUID, uuid4
 from django.db import DatabaseError, InterfaceError, connections
 
 from commandbus.exceptions import ConfigurationError
-from commandbus.models import Suspect
-from commandbus.transitions import PostgresTransitions
 from commandbus.worker import child
 from commandbus.worker.board import Board
 from commandbus.worker.log import log
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
 from commandbus.worker.reload import SourceFiles
+from commandbus.worker.reports import LOOK_SECONDS, Death, Reports
 from commandbus.worker.worker import databases_of, require_domains, require_pool
 
 TICK_SECONDS = 0.25
-LOOK_SECONDS = 1.0
-"""How often to look for suspects, changed files, and whether the database can be told of a death."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 LONG_LIFE_SECONDS = 60.0
-REPORT_TRIES = 5
+REPORT_SECONDS = 5.0
+IDLE_DEATHS = 3
+"""So many in a row without a handler running, and what the process has received is suspected of killing it."""
 IDLE_SECONDS = 10.0
 """How long an isolated process waits for the next suspect."""
 
@@ -44,6 +43,9 @@ class Child:
     killed: bool = False
     """By us."""
 
+    def is_running(self, domains: int) -> bool:
+        return any(self.board.started(number) for number in range(domains))
+
 
 @dataclass
 class Place:
@@ -54,6 +56,8 @@ class Place:
     start_at: float | None = 0.0
     """When the next one is due; None for not at all."""
     pause: float = FIRST_PAUSE
+    last: UUID | None = None
+    """The node that has been here before."""
 
 
 class Supervisor:
@@ -78,20 +82,22 @@ class Supervisor:
             start_at=None,
         )
         self._leaving: list[Child] = []
-        self._dead: list[Child] = []
+        self._reports = Reports(self.databases)
         self._files = SourceFiles() if reload else None
         self._signals = 0
         self._look_at = 0.0
-        self._report_at = 0.0
         self._suspected_at = 0.0
+        self._running_since = 0.0
+        self._idle_deaths = 0
+        self._empty_at = 0.0
         self._suspects = 0
         self._was_isolated = False
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; a second one ends the processes at once. Answers the exit code."""
-        for using in set(self.databases.values()):
-            require_domains(using, [domain for domain in self.databases if self.databases[domain] == using])
-            require_pool(using, self.options.concurrency)
+        self._require_databases()
+        resource_tracker.ensure_running()  # it unblocks signals when it starts, so not while we spawn
+        self._reports.start()
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             while self.run_once():
@@ -101,6 +107,19 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return 1 if self._signals > 1 else 0
+
+    def _require_databases(self) -> None:
+        """Raise what is wrong with the configuration. One database of several may be away."""
+        aliases = set(self.databases.values())
+        for using in aliases:
+            require_pool(using, self.options.concurrency)
+            try:
+                require_domains(using, [domain for domain in self.databases if self.databases[domain] == using])
+            except (DatabaseError, InterfaceError) as error:
+                if len(aliases) == 1:
+                    raise
+                log(logging.WARNING, "database.unreachable", database=using, error=str(error).strip())
+                connections[using].close()
 
     def run_once(self) -> bool:
         """Do what is due. Answers whether to go on."""
@@ -113,8 +132,6 @@ class Supervisor:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._reload()
             self._look_for_suspects()
-        if time.monotonic() >= self._report_at:
-            self._report_deaths()
         if not self._signals:
             for place in [*self._places, self._isolated]:
                 self._fill(place)
@@ -127,7 +144,12 @@ class Supervisor:
         """All is empty, but there may be suspects, and these may send or leave something when they have run."""
         if self._signals:
             return False
-        before, self._suspects = self._suspects, self._count_suspects()
+        now = time.monotonic()
+        self._empty_at = self._empty_at or now
+        if not self._reports.has_looked_since(self._empty_at):
+            return True
+        before, self._suspects = self._suspects, self._reports.suspects()
+        self._empty_at = 0.0
         if self._was_isolated:
             self._was_isolated = False
             for place in self._places:
@@ -139,15 +161,11 @@ class Supervisor:
         return self._was_isolated
 
     def _end(self) -> None:
-        """Leave no process behind, and nothing that one of them held, if the database can still be told."""
+        """Leave no process behind, and nothing that one of them held, if the databases can still be told."""
         for one in self._children():
             self._kill(one)
             self._bury(one)
-        for _ in range(REPORT_TRIES):
-            self._report_deaths()
-            if not self._dead:
-                return
-            time.sleep(LOOK_SECONDS)
+        self._reports.stop(REPORT_SECONDS)
 
     def _children(self) -> list[Child]:
         places = [*self._places, self._isolated]
@@ -157,8 +175,12 @@ class Supervisor:
         if place.child is not None and place.child.board.is_recycling():
             self._replace(place)
         if place.child is None and place.start_at is not None and time.monotonic() >= place.start_at:
-            place.child = self._spawn(place.options)
-            place.start_at = None
+            try:
+                place.child = self._spawn(place.options)
+                place.start_at = None
+            except OSError as error:  # no memory, or no file descriptors
+                log(logging.ERROR, "process.not_started", name=place.options.name, error=error)
+                place.start_at = time.monotonic() + LONGEST_PAUSE
 
     def _replace(self, place: Place) -> None:
         """Let the next process start while this one finishes what it runs."""
@@ -182,78 +204,55 @@ class Supervisor:
     def _bury(self, one: Child) -> None:
         """A process has ended. Replace it unless it was asked to end, and remember what it leaves behind."""
         code = one.process.exitcode
-        recycled = code == child.EXIT_CODES[Ending.RECYCLE]
-        if code != 0 and not recycled:
+        started = {domain: one.board.started(number) for number, domain in enumerate(self.databases)}
+        # A handler may also end the process with the exit code of a graceful end.
+        died = code not in child.EXIT_CODES.values() or any(started.values())
+        recycled = not died and code == child.EXIT_CODES[Ending.RECYCLE]
+        if died:
             log(logging.ERROR, "process.died", name=one.process.name, pid=one.process.pid, exit_code=code)
-            self._dead.append(one)
+            self._idle_deaths = 0 if any(started.values()) else self._idle_deaths + 1
+            if self._idle_deaths >= IDLE_DEATHS:
+                started = {domain: [(0, 2**63 - 1)] for domain in self.databases}
+            self._reports.add(Death(one.node_id, one.process.pid, started, one.killed))
         if one in self._leaving:
             self._leaving.remove(one)
             return
         [place] = [place for place in [*self._places, self._isolated] if place.child is one]
-        place.child = None
-        if one.leaving or (code == 0 and self.options.until_empty):
+        place.child, place.last = None, one.node_id
+        if one.leaving or (not died and not recycled and self.options.until_empty):
             return
-        if code == 0 or recycled or time.monotonic() - one.started_at > LONG_LIFE_SECONDS:
+        if not died or time.monotonic() - one.started_at > LONG_LIFE_SECONDS:
             place.pause = FIRST_PAUSE
-        place.start_at = time.monotonic() + (0.0 if recycled else place.pause)
-        if not recycled:
+        place.start_at = time.monotonic() + (place.pause if died else 0.0)
+        if died:
             place.pause = min(2 * place.pause, LONGEST_PAUSE)
-
-    def _report_deaths(self) -> None:
-        """Give back what dead processes held. If the database cannot be told now, it will be later."""
-        for one in list(self._dead):
-            try:
-                reported = [self._report(one, domain) for domain in self.databases]
-            except (DatabaseError, InterfaceError) as error:
-                log(logging.WARNING, "death.not_reported", pid=one.process.pid, error=str(error).strip())
-                connections.close_all()
-                self._report_at = time.monotonic() + LOOK_SECONDS
-                return
-            if all(reported):
-                self._dead.remove(one)
-
-    def _report(self, one: Child, domain: str) -> bool:
-        """Answers whether nothing is left to be given back."""
-        using = self.databases[domain]
-        transitions = PostgresTransitions(using)
-        if one.killed:
-            transitions.release_unknown(domain, one.node_id, [])
-        started = one.board.started(list(self.databases).index(domain))
-        released, accused, remaining = transitions.node_died(domain, one.node_id, started)
-        log(logging.WARNING, "death.reported", domain=domain, pid=one.process.pid, released=released, suspects=accused)
-        if accused:
-            # Every death of an isolated process is progress: no long pause after it.
-            self._isolated.pause = FIRST_PAUSE
-            self._look_at = 0.0
-        return remaining == 0
 
     def _look_for_suspects(self) -> None:
         """Run an isolated process while there are commands that may have killed one."""
-        if self._count_suspects():
-            self._suspected_at = time.monotonic()
-            if self._isolated.child is None and self._isolated.start_at is None:
-                self._isolated.start_at = 0.0
-        elif time.monotonic() - self._suspected_at > IDLE_SECONDS:
-            self._isolated.start_at = None
-            if self._isolated.child is not None and not self._isolated.child.leaving:
-                self._ask_to_end(self._isolated.child)
-
-    def _count_suspects(self) -> int:
-        try:
-            return sum(
-                Suspect.objects.using(using).filter(domain=domain).count() for domain, using in self.databases.items()
-            )
-        except (DatabaseError, InterfaceError) as error:
-            log(logging.WARNING, "suspects.unknown", error=str(error).strip())
-            connections.close_all()
-            return 0
+        place, now = self._isolated, time.monotonic()
+        for one in [*self._places, place]:
+            if one.last in self._reports.explained:
+                one.pause = FIRST_PAUSE  # its death has a suspect, and will not come back
+        is_running = place.child is not None and place.child.is_running(len(self.databases))
+        if not is_running:
+            self._running_since = now
+        if self._reports.suspects():
+            self._suspected_at = now
+            if place.child is None and place.start_at is None:
+                place.start_at = 0.0
+            elif now - self._running_since > IDLE_SECONDS:
+                self._leave(place)  # when it has ended what it runs; the others need not wait for that
+        elif now - self._suspected_at > IDLE_SECONDS and not is_running:
+            place.start_at = None
+            if place.child is not None and not place.child.leaving:
+                self._ask_to_end(place.child)
 
     def _reload(self) -> None:
         changed = self._files.changed() if self._files else []
         if changed:
             log(logging.INFO, "code.changed", file=changed[0])
             for place in self._places:
-                place.pause = FIRST_PAUSE
+                place.pause, place.start_at = FIRST_PAUSE, 0.0
                 self._leave(place)
             self._leave(self._isolated)
 

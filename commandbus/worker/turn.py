@@ -29,6 +29,24 @@ class Session:
     pid: int | None = None
     transaction_at: datetime | None = None
 
+    def end(self) -> None:
+        """End its statement, and the transaction that it may hold open. For a thread that may wait."""
+        connection = self.wrapper.connection
+        if self.pid is None:
+            if connection is not None:
+                connection.cancel_safe(timeout=5.0)
+            return
+        other = self.wrapper.copy()
+        try:
+            with other.cursor() as cursor:
+                # Only if it is still the same transaction: behind a pooler the process may serve another client by now.
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND xact_start = %s",
+                    [self.pid, self.transaction_at],
+                )
+        finally:
+            other.close()
+
 
 class Turn:
     """Whoever comes first decides the end: the executor by `claim`, or the watch by `write_off`."""
@@ -50,6 +68,11 @@ class Turn:
                 self._work = work
                 grace = ASYNC_GRACE if inspect.iscoroutinefunction(work.handler.function) else 0.0
                 self._deadline = time.monotonic() + work.handler.timeout + grace
+
+    def check(self) -> None:
+        """Raises WrittenOffError if there is no point in going on."""
+        if self.written_off:
+            raise WrittenOffError
 
     def claim(self) -> None:
         """The handler has come to its end. Raises WrittenOffError if that was decided already."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from uuid import UUID, uuid4
 
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -26,10 +27,10 @@ from commandbus.worker.fetch import Fetcher
 from commandbus.worker.finish import Finisher
 from commandbus.worker.keeper import Keeper
 from commandbus.worker.leases import Leases
-from commandbus.worker.log import log
+from commandbus.worker.log import log, logger
 from commandbus.worker.memory import megabytes
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
-from commandbus.worker.turn import Turn
+from commandbus.worker.turn import Session, Turn
 from commandbus.worker.work import Outcome, Release, Work
 
 CONNECTIONS_BESIDE_EXECUTORS = 3  # fetcher, finisher, keeper; the listener's is not from Django's pool
@@ -77,7 +78,9 @@ class Worker:
         self._leases = Leases(options.vt)
         self._finishers = {using: Finisher(using, self._told) for using in self._aliases()}
         self._keepers = {using: self._keeper(using) for using in self._aliases()}
-        self._fetcher = Fetcher(options, handlers, self.databases, self.node_id, self._leases, self._keepers)
+        self._fetcher = Fetcher(
+            options, handlers, self.databases, self.node_id, self._leases, self._keepers, self._is_rid_of_all
+        )
         self._seats = [Seat(number) for number in range(options.concurrency)]
         self._written_off: list[tuple[threading.Thread, float]] = []
 
@@ -182,20 +185,27 @@ class Worker:
         executors = {domain: self._executor(domain, turn) for domain in self.databases}
         try:
             while (work := self._backlog.take()) is not None:
-                ready = self._is_ready(work)
-                outcomes: list[Outcome] = [Release(lease) for lease in work.leases]
-                if ready:
-                    msg_ids = [lease.msg_id for lease in work.leases]
-                    seat.work = work
-                    self._board.start(seat.number, self._numbers[work.domain], min(msg_ids), max(msg_ids))
-                    outcomes = executors[work.domain].execute(work)
-                    if turn.written_off:
-                        return  # another sits here now
-                    self._board.end(seat.number)
-                    seat.work = None
+                ready, outcomes = False, list[Outcome](Release(lease, delay=1.0) for lease in work.leases)
+                try:
+                    ready = self._is_ready(work)
+                    if ready:
+                        msg_ids = [lease.msg_id for lease in work.leases]
+                        seat.work = work
+                        self._board.start(seat.number, self._numbers[work.domain], min(msg_ids), max(msg_ids))
+                        outcomes = executors[work.domain].execute(work)
+                except Exception:  # noqa: BLE001 - a signal's receiver, for example; it must not cost us the thread
+                    logger.exception("a command could not be run")
+                if turn.written_off:
+                    return  # another sits here now
+                self._board.end(seat.number)
+                seat.work = None
                 self._ended(work, outcomes, ran=ready)
         finally:
             connections.close_all()
+
+    def _is_rid_of_all(self) -> bool:
+        """Whether every thread that was written off has ended."""
+        return not any(thread.is_alive() for thread, _ in self._written_off)
 
     def _executor(self, domain: str, turn: Turn) -> Executor:
         using = self.databases[domain]
@@ -203,10 +213,12 @@ class Worker:
             PostgresTransitions(using), using, self.options.name, self._keepers[using].extend, self._lost, turn
         )
 
-    def _ended(self, work: Work, outcomes: list[Outcome], *, ran: bool) -> None:
-        """The call is over. What is in `outcomes` is left to tell; of the rest the database knows."""
+    def _ended(self, work: Work, outcomes: list[Outcome], *, ran: bool, again: Sequence[Work] = ()) -> None:
+        """The call is over. What is in `outcomes` is left to tell, what is in `again` to do, the rest is known."""
         self._tell(work.domain, outcomes)
-        untold = {outcome.lease for outcome in outcomes}
+        untold = {outcome.lease for outcome in outcomes} | {lease for other in again for lease in other.leases}
+        for other in again:
+            self._backlog.put(other)
         self._leases.drop(work.domain, [lease for lease in work.leases if lease not in untold])
         self._backlog.done(work, ran=ran)
         if self._backlog.is_low():
@@ -239,7 +251,14 @@ class Worker:
             self._changed.set()
 
     def _keeper(self, using: str) -> Keeper:
-        return Keeper(using, self._domains_on(using), self.node_id, self._leases, partial(self._watch, using))
+        return Keeper(
+            using,
+            self._domains_on(using),
+            self.node_id,
+            self._leases,
+            register=partial(self._register, using),
+            watch=partial(self._watch, using),
+        )
 
     def _watch(self, using: str) -> None:
         """Write off handlers that have taken too long, and recycle the process when it cannot get rid of them.
@@ -252,8 +271,9 @@ class Worker:
             overdue = seat.turn.write_off(self._domains_on(using))
             if overdue is not None:
                 self._write_off(seat, overdue, using)
-        long_ago = time.monotonic() - STUCK_SECONDS
-        stuck = [thread for thread, at in self._written_off if thread.is_alive() and at < long_ago]
+        self._written_off = [(thread, at) for thread, at in self._written_off if thread.is_alive()]
+        long_ago = time.monotonic() - (0 if self.options.suspects is Suspects.ONLY else STUCK_SECONDS)
+        stuck = [thread for thread, at in self._written_off if at < long_ago]
         if stuck and self._supervised:
             self._recycle("handlers that do not end", count=len(stuck))
         if self.options.max_memory is not None and megabytes() > self.options.max_memory:
@@ -266,16 +286,19 @@ class Worker:
         if thread is not None:
             self._written_off.append((thread, time.monotonic()))
         if turn.session is not None:
-            try:
-                self._keepers[using].end_session(turn.session)
-            except (DatabaseError, InterfaceError) as error:
-                log(logging.WARNING, "session.not_ended", domain=work.domain, error=str(error).strip())
-        outcomes = self._executor(work.domain, Turn()).time_out(overdue)
-        # Of a group whose members were run one by one, the others did not take too long.
-        outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
+            threading.Thread(target=_end_session, args=[turn.session], daemon=True).start()
+        outcomes: list[Outcome] = []
+        again: list[Work] = []
+        if len(overdue.received) > 1 and overdue.handler is not None and overdue.handler.transactional:
+            # Nothing of the group was kept. Each alone, so that the late one does not take the others along.
+            again = [replace(overdue, received=(one,)) for one in overdue.received]
+        else:
+            outcomes += self._executor(work.domain, Turn()).time_out(overdue)
+            # Of a group whose members were run one by one, the others did not take too long.
+            outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
         self._board.end(seat.number)
         self._occupy(seat)
-        self._ended(work, outcomes, ran=True)
+        self._ended(work, outcomes, ran=True, again=again)
 
     def _recycle(self, why: str, **fields: object) -> None:
         if not self._stopping.is_set():
@@ -287,19 +310,23 @@ class Worker:
         connection_created.connect(_name_session)
         close_old_connections()
         for using in self._aliases():
-            require_domains(using, self._domains_on(using))
             require_pool(using, self.options.concurrency)
-            nodes.register(
-                using,
-                node_id=self.node_id,
-                name=self.options.name,
-                role="isolated" if self.options.suspects is Suspects.ONLY else "worker",
-                domains=self._domains_on(using),
-                handled_types={
-                    domain: [handler.command_type for handler in self.handlers.in_domain(domain)]
-                    for domain in self._domains_on(using)
-                },
-            )
+        reached = [keeper.keep_once() for keeper in self._keepers.values()]
+        if not any(reached):
+            raise OperationalError("no database can be reached")
+
+    def _register(self, using: str) -> None:
+        domains = self._domains_on(using)
+        require_domains(using, domains)
+        nodes.register(
+            using,
+            node_id=self.node_id,
+            name=self.options.name,
+            role="isolated" if self.options.suspects is Suspects.ONLY else "worker",
+            heartbeat_seconds=self._keepers[using].heartbeat_seconds,
+            domains=domains,
+            handled_types={d: [handler.command_type for handler in self.handlers.in_domain(d)] for d in domains},
+        )
 
     def _aliases(self) -> list[str]:
         return sorted(set(self.databases.values()))
@@ -318,6 +345,7 @@ class Worker:
         for listener in listeners:
             listener.stop()
             listener.join()
+        self._fetcher.recover()
         for seat in self._seats:
             while (executor := seat.thread) is not None and executor.is_alive():
                 executor.join(0.1)  # not for ever: the watch may have put another there
@@ -346,6 +374,13 @@ def _name_session(connection: BaseDatabaseWrapper, **_: object) -> None:
     if name.startswith("commandbus-"):
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('application_name', %s, false)", [name])
+
+
+def _end_session(session: Session) -> None:
+    try:
+        session.end()
+    except Exception as error:  # noqa: BLE001 - the database may be away, or the handler has closed it itself
+        log(logging.WARNING, "session.not_ended", error=error)
 
 
 def databases_of(domains: tuple[str, ...]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def test_workers_survive_a_restart_of_postgresql(home: Path, vt: int) -> None:
                 wait_until(lambda k=kind: count(server, f"command_type = '{k}' AND status = 'COMPLETED'") == 200)  # type: ignore[misc]
             output = worker.end()
         assert worker.returncode == 0, output
-        assert count(server, "attempts <> 1 OR crash_count > 0 OR vanished_count > 0 OR isolated") == 0
+        assert count(server, "attempts <> 1 OR crash_count > 0 OR vanished_count > 0 OR suspect") == 0
         with psycopg.connect(server.url("restarted")) as connection:
             [orders] = connection.execute("SELECT count(*) FROM shop_order").fetchone() or [None]
             [replies] = connection.execute("SELECT count(*) FROM pgmq.q_orders__replies").fetchone() or [None]

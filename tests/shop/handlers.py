@@ -101,6 +101,23 @@ def hang(command: Command, context: Context) -> None:
     time.sleep(command.data["seconds"])
 
 
+@command_handler("orders", "HangAsync", retry_policy=RetryPolicy(max_attempts=1), timeout=0.2, transactional=False)
+async def hang_async(command: Command, context: Context) -> None:
+    time.sleep(command.data["seconds"])
+
+
+@command_handler("orders", "Late", retry_policy=RetryPolicy(max_attempts=1), timeout=0.2, transactional=False)
+def late(command: Command, context: Context) -> None:
+    """Kills its process long after it was written off."""
+    time.sleep(1.6)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@command_handler("orders", "Exit")
+def leave(command: Command, context: Context) -> None:
+    os._exit(0)
+
+
 @command_handler("orders", "Chain")
 def chain(command: Command, context: Context) -> None:
     """Sends the next of its kind until the chain is long enough."""

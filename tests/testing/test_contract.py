@@ -363,7 +363,7 @@ def test_a_lease_that_ran_out_has_no_power(setup: Setup) -> None:
     assert setup.bus.finish(DOMAIN, [Finish(late.lease, Status.COMPLETED)]) == set()
     assert setup.bus.fail(DOMAIN, [Failure(late.lease, ERROR, 1)]) == {}
     assert setup.bus.release(DOMAIN, [late.lease]) == set()
-    assert setup.bus.extend(DOMAIN, [late.lease], 60) == set()
+    assert setup.bus.extend(DOMAIN, [late.lease], 60) == {}
     assert setup.replies() == []
     assert setup.bus.finish(DOMAIN, [Finish(owner.lease, Status.COMPLETED)]) == {command.command_id}
     assert setup.bus.finish(DOMAIN, [Finish(owner.lease, Status.COMPLETED)]) == set()
@@ -373,7 +373,7 @@ def test_a_lease_that_ran_out_has_no_power(setup: Setup) -> None:
 def test_an_extended_lease_holds_longer(setup: Setup) -> None:
     setup.bus.send(DOMAIN, [new()])
     [received] = setup.bus.receive(DOMAIN, qty=1, vt=30)
-    assert setup.bus.extend(DOMAIN, [received.lease], 100) == {received.command.command_id}
+    assert setup.bus.extend(DOMAIN, [received.lease], 100) == {received.command.command_id: True}
     setup.advance(60)
     assert setup.bus.receive(DOMAIN, qty=1, vt=30) == []
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+import psycopg
 import pytest
 from django.db import connection
+from psycopg import sql
 
-from commandbus import NewCommand, send_commands
-from commandbus.models import Command, Suspect
-from tests.helpers import barrier, reload, replies, running_worker, send, status, wait_until, worker_process
+from commandbus import NewCommand, audit_trail, send_commands
+from commandbus.models import Command, Node, Suspect
+from tests.helpers import (
+    barrier,
+    libpq_parameters,
+    reload,
+    replies,
+    running_worker,
+    send,
+    status,
+    wait_until,
+    worker_process,
+)
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,3 +91,24 @@ def test_what_was_leased_by_a_call_without_an_answer_is_given_back_on_reconnect(
         wait_until(lambda: status(command_id) == "COMPLETED")
     assert lost
     assert reload(command_id).attempts == 1
+
+
+def test_an_outage_that_is_longer_than_the_leases_makes_no_suspects_and_runs_nothing_twice() -> None:
+    """Two workers come back at the same time. Neither takes what the other is running."""
+    name = connection.settings_dict["NAME"]
+    with (
+        worker_process("orders", "--vt=1", "--name=a", "--concurrency=4"),
+        worker_process("orders", "--vt=1", "--name=b", "--concurrency=4"),
+        psycopg.connect(**{**libpq_parameters(), "dbname": "postgres"}, autocommit=True) as admin,
+    ):
+        wait_until(lambda: Node.objects.count() == 2)
+        ids = send_commands("orders", [NewCommand("SendMail", uuid4(), {"sleep": 6}) for _ in range(4)])
+        wait_until(lambda: Command.objects.filter(status="IN_PROGRESS").count() == 4)
+        connection.close()
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
+        admin.execute("SELECT pg_terminate_backend(pid, 3000) FROM pg_stat_activity WHERE datname = %s", [name])
+        admin.execute("SELECT pg_sleep(3)")
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 4)
+    for command_id in ids:
+        assert [row.event_type for row in audit_trail("orders", command_id)] == ["SENT", "RECEIVED", "COMPLETED"]

@@ -12,6 +12,7 @@ from commandbus.messages import Finish, Lease, Status
 from commandbus.models import Command
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker import finish
+from commandbus.worker.execute import apply
 from commandbus.worker.finish import Finisher
 from tests.helpers import status, wait_until
 
@@ -48,7 +49,7 @@ def test_what_the_database_never_takes_is_logged_and_harms_no_other(
     finisher.stop()
     finisher.join(30)
     assert [status(command_id) for command_id in ids] == ["IN_PROGRESS", "COMPLETED"]
-    assert "finish.failed" in caplog.text
+    assert caplog.text.count("finish.refused") == 2
 
 
 def test_a_lock_on_one_command_holds_up_only_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +100,29 @@ def test_it_gives_up_when_the_process_ends_and_the_database_is_away(
         finisher.join(30)
     assert "finish.given_up" in caplog.text
     assert status(command_id) == "IN_PROGRESS"  # its lease runs out, and it comes back
+
+
+def test_it_waits_for_a_database_that_is_only_for_reading_at_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover has led to a standby, say."""
+    monkeypatch.setattr(finish, "POSTPONE_SECONDS", 0.1)
+    command_id = send_command("orders", "SendMail", uuid4(), {})
+    [received] = PostgresTransitions("default").receive("orders", qty=1, vt=30)
+    read_only = [True, True]
+    tell = Finisher._tell
+
+    def refuse(self: Finisher, domain: str, outcomes: Any) -> None:
+        if read_only:
+            read_only.pop()
+            with transaction.atomic(), connections["default"].cursor() as cursor:
+                cursor.execute("SET TRANSACTION READ ONLY")
+                apply(self.transitions, domain, outcomes)
+        tell(self, domain, outcomes)
+
+    monkeypatch.setattr(Finisher, "_tell", refuse)
+    finisher = Finisher("default", ignore)
+    finisher.put("orders", [Finish(received.lease, Status.COMPLETED)])
+    finisher.start()
+    wait_until(lambda: status(command_id) == "COMPLETED")
+    finisher.stop()
+    finisher.join(30)
+    assert not read_only

@@ -83,7 +83,7 @@ def test_an_old_token_opens_nothing(settings: dict[str, Any]) -> None:
     assert bus.fail("orders", [Failure(old.lease, error, 0)]) == {}
     assert bus.fail("orders", [Failure(old.lease, error)]) == {}
     assert bus.release("orders", [old.lease]) == set()
-    assert bus.extend("orders", [old.lease], 3600) == set()
+    assert bus.extend("orders", [old.lease], 3600) == {}
     assert bus.unhandled("orders", [old.lease], 0) == {}
 
     assert Command.objects.values().get(command_id=command_id) == before

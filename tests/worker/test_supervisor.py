@@ -7,8 +7,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from django.core.management import call_command
 
@@ -18,8 +20,19 @@ from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.board import Board
 from commandbus.worker.options import WorkerOptions
+from commandbus.worker.reports import Death, Reports
 from commandbus.worker.supervisor import FIRST_PAUSE, LONG_LIFE_SECONDS, LONGEST_PAUSE, Child, Supervisor
-from tests.helpers import PATIENCE, barrier, reload, send, status, wait_until, worker_process
+from tests.helpers import (
+    PATIENCE,
+    WAITING_SESSIONS,
+    barrier,
+    libpq_parameters,
+    reload,
+    send,
+    status,
+    wait_until,
+    worker_process,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -152,19 +165,22 @@ def test_processes_whose_supervisor_was_killed_end_gracefully() -> None:
 
 
 def test_a_death_is_reported_when_the_database_is_there_again() -> None:
-    supervisor = Supervisor(WorkerOptions(domains=("orders",)))
+    reports = Reports({"orders": "default"})
     command_id, node_id = send("PlaceOrder"), uuid4()
     nodes.register("default", node_id=node_id, name="n", role="worker", domains=["orders"], handled_types={})
     PostgresTransitions("default").receive("orders", qty=1, vt=3600, node_id=node_id)
-    supervisor._dead = [Child(Dead(), node_id, Board.private(1))]  # type: ignore[arg-type]
-    supervisor.databases = {"orders": "default"}
+    reports.add(death := Death(node_id, 1, {}, killed=False))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PostgresTransitions, "_call", _unreachable)
-        supervisor._report_deaths()
-    assert supervisor._dead
-    supervisor._report_deaths()
-    assert not supervisor._dead
+        reports.run_once()
+    assert reload(command_id).lease_read_ct is not None
+    death.due_at = 0
+    reports.run_once()
     assert reload(command_id).lease_read_ct is None
+    assert reports._deaths == [death]  # once more, for what was still under way
+    death.due_at = 0
+    reports.run_once()
+    assert reports._deaths == []
 
 
 def _unreachable(*_: object) -> None:
@@ -208,3 +224,37 @@ def test_changed_code_is_loaded_by_new_processes(tmp_path: Path) -> None:
         third = send_command("orders", "Fresh", uuid4(), {})
         wait_until(lambda: status(third) == "COMPLETED")
         assert "code.changed" not in worker.end()
+
+
+def test_a_database_that_does_not_answer_keeps_no_signal_from_the_processes() -> None:
+    with worker_process("orders") as worker, psycopg.connect(**libpq_parameters()) as other:
+        wait_until(lambda: Node.objects.count() == 1)
+        other.execute("LOCK TABLE command_bus_suspect IN ACCESS EXCLUSIVE MODE")
+        wait_until(lambda: _waits_for(other))
+        worker.end()
+        other.rollback()
+    assert worker.returncode == 0
+
+
+def _waits_for(other: psycopg.Connection[Any]) -> bool:
+    row = other.execute(WAITING_SESSIONS).fetchone()
+    return row is not None and row[0] > 0
+
+
+def test_a_handler_that_ends_the_process_with_a_friendly_exit_code_is_found_out() -> None:
+    killer = send("Exit")
+    with worker_process("orders", "--vt=3600"):
+        wait_until(lambda: status(killer) == "IN_TROUBLESHOOTING_QUEUE")
+    assert reload(killer).last_error_code == "WORKER_CRASHED"
+
+
+def test_a_process_that_dies_of_what_it_receives_is_told_from_one_that_dies_of_what_it_runs() -> None:
+    """Nobody was running. The first deaths are nobody's fault; then all that it held runs alone."""
+    supervisor = Supervisor(WorkerOptions(domains=("orders",)))
+    [place] = supervisor._places
+    for _ in range(3):
+        place.child = Child(Dead(), uuid4(), Board.private(1))  # type: ignore[arg-type]
+        supervisor._bury(place.child)
+    started = [death.started["orders"] for death in supervisor._reports._deaths]
+    assert started[:2] == [[], []]
+    assert started[2] != []

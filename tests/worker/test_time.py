@@ -7,11 +7,14 @@ import time
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from django.db import connection
 
 from commandbus import NewCommand, RetryPolicy, audit_trail, send_command, send_commands
-from commandbus.models import Command, Node
+from commandbus.models import Command, Node, Suspect
+from commandbus.testing.time import advance
+from commandbus.transitions import PostgresTransitions
 from commandbus.worker.options import Ending
 from tests.helpers import (
     barrier,
@@ -154,3 +157,67 @@ def test_a_slow_worker_is_not_recycled_without_a_supervisor() -> None:
         worker._watch("default")
         assert worker.ending is Ending.RECYCLE
         hanging.set()
+
+
+def test_of_a_group_that_takes_too_long_together_only_the_late_one_is_late() -> None:
+    hanging = threading.Event()
+
+    def run(commands: list[Any], context: Any) -> None:
+        if any(command.data["n"] == 1 for command in commands):
+            hanging.wait(60)
+
+    handlers = registry_with(run, timeout=0.3, batch_size=3, retry_policy=RetryPolicy(max_attempts=1))
+    ids = send_commands("orders", [NewCommand("Test", uuid4(), {"n": n}) for n in range(3)])
+    Command.objects.update(max_attempts=1)
+    with running_worker(handlers, concurrency=1):
+        wait_until(lambda: status(ids[1]) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(ids[0]) == status(ids[2]) == "COMPLETED")
+        hanging.set()
+
+
+def test_a_session_that_cannot_be_ended_costs_neither_the_command_nor_the_seat(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise psycopg.errors.CancellationTimeout("nobody answers")
+
+    monkeypatch.setattr(psycopg.Connection, "cancel_safe", refuse)
+    hanging = threading.Event()
+
+    def hang(command: Any, context: Any) -> None:
+        if command.data.get("hang"):
+            Order.objects.exists()
+            hanging.wait(60)
+
+    handlers = registry_with(hang, timeout=0.2, transactional=False, retry_policy=RetryPolicy(max_attempts=1))
+    hung = send_command("orders", "Test", uuid4(), {"hang": True})
+    with running_worker(handlers, concurrency=1):
+        wait_until(lambda: reload(hung).last_error_code == "TIMEOUT")
+        other = send_command("orders", "Test", uuid4(), {})
+        wait_until(lambda: status(other) == "COMPLETED")
+        wait_until(lambda: "session.not_ended" in caplog.text)
+        hanging.set()
+
+
+def test_a_process_does_not_wait_for_a_coroutine_that_hangs() -> None:
+    """Python would: the thread that runs it belongs to a pool."""
+    command_id = send("HangAsync", seconds=600)
+    with worker_process("orders") as worker:
+        wait_until(lambda: status(command_id) == "IN_TROUBLESHOOTING_QUEUE")
+        worker.end()
+    assert worker.returncode == 0
+
+
+def test_no_suspect_is_run_beside_a_thread_that_was_written_off() -> None:
+    """If that one kills the process after all, another would be blamed."""
+    ids = [send("Late"), send("SendMail", sleep=1.5), send("Late")]
+    Command.objects.update(max_attempts=1)
+    bus = PostgresTransitions("default")
+    bus.receive("orders", qty=10, vt=30, node_id=uuid4())
+    advance("orders", 100)
+    bus.receive("orders", qty=10, vt=30)
+    assert Suspect.objects.count() == 3
+    with worker_process("orders"):
+        wait_until(lambda: not Command.objects.filter(status__in=["PENDING", "IN_PROGRESS"]).exists())
+    assert [status(i) for i in ids] == ["IN_TROUBLESHOOTING_QUEUE", "COMPLETED", "IN_TROUBLESHOOTING_QUEUE"]
+    assert reload(ids[1]).crash_count == 0

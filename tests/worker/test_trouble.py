@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.backends.signals import connection_created
 
 from commandbus import (
     CommandRefusedError,
@@ -121,7 +122,7 @@ def test_a_late_worker_loses_quietly(caplog: pytest.LogCaptureFixture) -> None:
     command_id = send_command("orders", "Test", uuid4(), {})
     with running_worker(handlers, name="late", concurrency=1):
         wait_until(inside.is_set)
-        advance("orders", 60)
+        advance("orders", 100)
         with running_worker(handlers, name="owner"):
             wait_until(lambda: status(command_id) == "COMPLETED")
         with caplog.at_level(logging.WARNING, "commandbus.worker"):
@@ -148,7 +149,7 @@ def test_a_late_worker_without_a_transaction_loses_quietly_too(caplog: pytest.Lo
         command_id = send_command("orders", "Test", uuid4(), data)
         with running_worker(handlers, name="late", concurrency=1):
             wait_until(inside.is_set)
-            advance("orders", 60)
+            advance("orders", 100)
             with running_worker(handlers, name="owner"):
                 wait_until(lambda c=command_id: status(c) == "COMPLETED")  # type: ignore[misc]
             caplog.clear()
@@ -197,7 +198,7 @@ def test_extending_a_lost_lease_tells_the_handler_to_stop() -> None:
     command_id = send_command("orders", "Test", uuid4(), {})
     with running_worker(handlers, name="late", concurrency=1):
         wait_until(inside.is_set)
-        advance("orders", 60)
+        advance("orders", 100)
         with running_worker(handlers, name="owner"):
             wait_until(lambda: status(command_id) == "COMPLETED")
         go_on.set()
@@ -363,3 +364,60 @@ def test_a_database_that_is_away_does_not_starve_the_domains_of_another(monkeypa
     found = []
     assert worker.fetch_once() is None  # nobody can say that nothing is ready
     assert asked == ["orders", "other", "other", "orders"]
+
+
+class UnreadableError(Exception):
+    @property
+    def details(self) -> Any:
+        raise RuntimeError("not even this")
+
+
+def test_an_error_that_cannot_be_looked_at_costs_no_executor() -> None:
+    def fail(command: Any, context: Any) -> None:
+        if command.data:
+            raise UnreadableError
+
+    handlers = registry_with(fail, retry_policy=RetryPolicy(max_attempts=1))
+    bad = send_command("orders", "Test", uuid4(), {"bad": True})
+    with running_worker(handlers, concurrency=1):
+        wait_until(lambda: reload(bad).last_error_type == "UnreadableError")
+        good = send_command("orders", "Test", uuid4(), {})
+        wait_until(lambda: status(good) == "COMPLETED")
+
+
+def test_a_receiver_that_fails_when_a_connection_is_made_costs_no_executor() -> None:
+    failures = ["once"]
+
+    def fail(**_: Any) -> None:
+        if failures and threading.current_thread().name.startswith("commandbus-execute"):
+            failures.pop()
+            raise RuntimeError("a bug of the project")
+
+    connection_created.connect(fail)
+    try:
+        command_id = send("PlaceOrder")
+        with running_worker(concurrency=1):
+            wait_until(lambda: status(command_id) == "COMPLETED")
+    finally:
+        connection_created.disconnect(fail)
+    assert reload(command_id).attempts == 1
+
+
+def test_connections_that_were_ended_while_idle_cost_no_attempt() -> None:
+    together = threading.Barrier(5)
+
+    def work(command: Any, context: Any) -> None:
+        if command.data:
+            together.wait(20)
+
+    send_commands("orders", [NewCommand("Test", uuid4(), {"wait": True}) for _ in range(5)])
+    with running_worker(registry_with(work), concurrency=5):
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 5)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE 'commandbus-execute%%'"
+            )
+        command_id = send_command("orders", "Test", uuid4(), {})
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert [row.event_type for row in audit_trail("orders", command_id)] == ["SENT", "RECEIVED", "COMPLETED"]

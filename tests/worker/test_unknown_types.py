@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import time
 from uuid import uuid4
 
 import pytest
 
 from commandbus import NewCommand, audit_trail, send_commands
-from commandbus.models import Command, CommandType
+from commandbus.handlers import Handler, HandlerRegistry
+from commandbus.models import Audit, Command, CommandType, Node
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import reload, send, status, wait_until, worker_process
+from tests.helpers import reload, running_worker, send, send_many, status, wait_until, worker_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,3 +66,15 @@ def test_the_grace_period_counts_from_when_it_was_first_missed() -> None:
     [received] = bus.receive("orders", qty=1, vt=30)
     assert bus.unhandled("orders", [received.lease], grace=0) == {third: "IN_TROUBLESHOOTING_QUEUE"}
     assert status(second) == "PENDING"
+
+
+def test_a_worker_leaves_alone_what_only_another_handles() -> None:
+    """It has met it once, and from then on does not take it out of the other's hands."""
+    mine, yours = HandlerRegistry(), HandlerRegistry()
+    mine.register(Handler("orders", "Mine", lambda command, context: None, transactional=False))
+    yours.register(Handler("orders", "Yours", lambda command, context: time.sleep(0.001), transactional=False))
+    with running_worker(yours, name="yours", concurrency=1), running_worker(mine, name="mine", concurrency=1):
+        wait_until(lambda: Node.objects.count() == 2)
+        send_many("orders", "Yours", 1000)
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 1000)
+    assert Audit.objects.filter(event_type="RELEASED").count() < 200
