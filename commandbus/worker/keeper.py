@@ -108,9 +108,7 @@ class Keeper(threading.Thread):
             kept = self.transitions.extend(domain, leases, seconds)
         lost = [lease for lease in leases if lease.command_id not in kept]
         self.leases.extended(domain, [lease for lease in leases if kept.get(lease.command_id)], asked_at + seconds)
-        self.leases.drop(domain, lost)
-        for lease in lost:
-            log(logging.WARNING, "lease.lost", domain=domain, command_id=lease.command_id)
+        self.leases.drop(domain, lost)  # no warning: most of them have just been finished
         return set(kept)
 
     def _ask(self, action: Callable[[], Any]) -> Any:
