@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,16 @@ from psycopg.conninfo import conninfo_to_dict
 from commandbus.embedded import SUPERUSER, EmbeddedPostgres, EmbeddedPostgresError, home_for
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-DATABASE = "commandbus"
+
+
+def _database_name() -> str:
+    """Until the first release migrations may be rewritten. A database made by others of them is left alone."""
+    migrations = sorted((CHECKOUT / "commandbus" / "migrations").glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in migrations))
+    return f"commandbus_{digest.hexdigest()[:8]}"
+
+
+DATABASE = _database_name()
 WITHOUT_DATABASE = {"help", "version", "--help", "-h", "--version", "remove_embedded"}
 
 _server: EmbeddedPostgres | None = None
