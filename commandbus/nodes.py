@@ -28,8 +28,8 @@ def register(
     domains: Sequence[str],
     handled_types: Mapping[str, Sequence[str]],
 ) -> None:
-    """Make a process known under an id of its own."""
-    Node.objects.using(using).create(
+    """Make a process known under an id of its own. To repeat it does no harm."""
+    node = Node(
         node_id=node_id,
         name=name,
         role=role,
@@ -40,6 +40,7 @@ def register(
         pid=os.getpid(),
         version=commandbus.__version__,
     )
+    Node.objects.using(using).bulk_create([node], ignore_conflicts=True)
 
 
 def heartbeat(using: str, node_id: UUID) -> None:

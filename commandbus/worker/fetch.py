@@ -141,7 +141,7 @@ class Fetcher:
         """At the end: give back what was leased by calls whose answer was lost."""
         for domain in list(self._unsure):
             try:
-                PostgresTransitions(self.databases[domain]).release_unknown(domain, self.node_id, [])
+                self._release_unknown(domain)
             except (DatabaseError, InterfaceError):
                 connections[self.databases[domain]].close()
 
@@ -159,11 +159,14 @@ class Fetcher:
         if not self.keepers[using].renew():
             self._retry_at[using] = time.monotonic() + RETRY_SECONDS
             return False
+        self._release_unknown(domain)
+        return True
+
+    def _release_unknown(self, domain: str) -> None:
         held = [lease.msg_id for lease in self.leases.of(domain)]
-        released = PostgresTransitions(using).release_unknown(domain, self.node_id, held)
+        released = PostgresTransitions(self.databases[domain]).release_unknown(domain, self.node_id, held)
         self._unsure.discard(domain)
         log(logging.INFO, "fetch.recovered", domain=domain, released=len(released))
-        return True
 
     def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
         """One piece of work per command; for bulk handlers one per batch."""

@@ -240,7 +240,7 @@ class Supervisor:
             self._suspected_at = now
             if place.child is None and place.start_at is None:
                 place.start_at = 0.0
-            elif now - self._running_since > IDLE_SECONDS:
+            elif now - self._running_since > IDLE_SECONDS and len(self._leaving) < self.options.concurrency:
                 self._leave(place)  # when it has ended what it runs; the others need not wait for that
         elif now - self._suspected_at > IDLE_SECONDS and not is_running:
             place.start_at = None

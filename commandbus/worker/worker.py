@@ -83,6 +83,7 @@ class Worker:
         )
         self._seats = [Seat(number) for number in range(options.concurrency)]
         self._written_off: list[tuple[threading.Thread, float]] = []
+        self._watching = threading.Lock()
 
     def run(self) -> Ending:
         self._prepare()
@@ -267,10 +268,14 @@ class Worker:
         """
         for surplus in self._backlog.surplus():
             self._give_back(surplus)
+        with self._watching:  # each database has a keeper that calls this
+            self._write_off_overdue(using)
+
+    def _write_off_overdue(self, using: str) -> None:
         for seat in self._seats:
             overdue = seat.turn.write_off(self._domains_on(using))
             if overdue is not None:
-                self._write_off(seat, overdue, using)
+                self._write_off(seat, overdue)
         self._written_off = [(thread, at) for thread, at in self._written_off if thread.is_alive()]
         long_ago = time.monotonic() - (0 if self.options.suspects is Suspects.ONLY else STUCK_SECONDS)
         stuck = [thread for thread, at in self._written_off if at < long_ago]
@@ -279,7 +284,7 @@ class Worker:
         if self.options.max_memory is not None and megabytes() > self.options.max_memory:
             self._recycle("memory", megabytes=megabytes())
 
-    def _write_off(self, seat: Seat, overdue: Work, using: str) -> None:
+    def _write_off(self, seat: Seat, overdue: Work) -> None:
         """The thread goes on until its handler lets go of it. Its command, its seat and its transaction do not wait."""
         turn, thread, work = seat.turn, seat.thread, seat.work or overdue
         log(logging.WARNING, "handler.written_off", domain=work.domain, type=overdue.received[0].command.command_type)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from django.db import connection
 from psycopg import sql
 
-from commandbus import NewCommand, audit_trail, send_commands
+from commandbus import NewCommand, audit_trail, nodes, send_commands
 from commandbus.models import Command, Node, Suspect
+from commandbus.transitions import PostgresTransitions
 from tests.helpers import (
     barrier,
     libpq_parameters,
@@ -72,8 +73,6 @@ def test_what_was_leased_by_a_call_without_an_answer_is_given_back_on_reconnect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Long before the lease runs out, and without an attempt."""
-    from commandbus.transitions import PostgresTransitions
-
     receive = PostgresTransitions.receive
     lost: list[object] = []
 
@@ -112,3 +111,24 @@ def test_an_outage_that_is_longer_than_the_leases_makes_no_suspects_and_runs_not
         wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 4)
     for command_id in ids:
         assert [row.event_type for row in audit_trail("orders", command_id)] == ["SENT", "RECEIVED", "COMPLETED"]
+
+
+def test_a_worker_that_ends_unsure_of_its_leases_does_not_give_back_what_it_runs() -> None:
+    with barrier() as gate, running_worker() as worker:
+        command_id = send("PlaceOrder", barrier=gate.key)
+        wait_until(gate.arrived)
+        worker._fetcher._unsure.add("orders")
+        unknown = send("PlaceOrder", barrier=gate.key)
+        worker._fetcher.fetch = lambda room: None  # type: ignore[method-assign]
+        PostgresTransitions("default").receive("orders", qty=1, vt=3600, node_id=worker.node_id)
+        worker.stop()
+        wait_until(lambda: status(unknown) == "PENDING")
+        gate.open()
+    assert [row.event_type for row in audit_trail("orders", command_id)] == ["SENT", "RECEIVED", "COMPLETED"]
+
+
+def test_a_node_is_registered_once_however_often_that_is_tried() -> None:
+    """The answer of the first call may have been lost."""
+    for _ in range(2):
+        nodes.register("default", node_id=UUID(int=1), name="n", role="worker", domains=["orders"], handled_types={})
+    assert Node.objects.count() == 1
