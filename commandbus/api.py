@@ -54,7 +54,7 @@ def send_command(
 
 def send_commands(domain: str, commands: Iterable[NewCommand]) -> list[UUID]:
     """Send many commands, all or none. Takes any iterable and sends it in chunks, in one transaction."""
-    using = _database(domain)
+    using = database_of(domain)
     remaining = iter(commands)
     sent: list[UUID] = []
     with transaction.atomic(using=using):
@@ -81,9 +81,9 @@ async def asend_command(
 
 def cancel_command(domain: str, command_id: UUID, reason: str | None = None) -> None:
     """Cancel a command that waits. Raises CommandRefusedError when it runs, has ended or does not exist."""
-    using = _database(domain)
+    using = database_of(domain)
     [answer] = transitions.PostgresTransitions(using).cancel(
-        domain, [_uuid(command_id, "command_id")], None if reason is None else storable(reason)
+        domain, [uuid_of(command_id, "command_id")], None if reason is None else storable(reason)
     )
     if not answer.done:
         raise CommandRefusedError(domain, answer.command_id, answer.why or "")
@@ -94,16 +94,16 @@ def pause_domain(domain: str) -> bool:
 
     Answers whether that changed anything.
     """
-    return transitions.PostgresTransitions(_database(domain)).pause(domain, True)
+    return transitions.PostgresTransitions(database_of(domain)).pause(domain, True)
 
 
 def resume_domain(domain: str) -> bool:
-    return transitions.PostgresTransitions(_database(domain)).pause(domain, False)
+    return transitions.PostgresTransitions(database_of(domain)).pause(domain, False)
 
 
 def get_command(domain: str, command_id: UUID) -> Command | None:
-    using = _database(domain)
-    return Command.objects.using(using).filter(domain=domain, command_id=_uuid(command_id, "command_id")).first()
+    using = database_of(domain)
+    return Command.objects.using(using).filter(domain=domain, command_id=uuid_of(command_id, "command_id")).first()
 
 
 def list_commands(
@@ -115,7 +115,7 @@ def list_commands(
     offset: int = 0,
 ) -> list[Command]:
     """The newest commands first."""
-    commands = Command.objects.using(_database(domain)).filter(domain=domain)
+    commands = Command.objects.using(database_of(domain)).filter(domain=domain)
     if command_type is not None:
         commands = commands.filter(command_type=command_type)
     if status is not None:
@@ -129,14 +129,14 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
     if command is None:
         return []
     # The bound on ts lets PostgreSQL skip the partitions of the months before.
-    events = Audit.objects.using(_database(domain)).filter(
+    events = Audit.objects.using(database_of(domain)).filter(
         domain=domain, command_id=command.command_id, ts__gte=command.created_at
     )
     return list(events.order_by("ts", "audit_id"))
 
 
 def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
-    using = _database(domain)
+    using = database_of(domain)
     checked = [_checked(command, using) for command in commands]
     handlers = [registry.get(domain, command.command_type) for command in checked]
     limits = [handler.policy.max_attempts if handler else None for handler in handlers]
@@ -154,7 +154,7 @@ def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
 
 def _checked(command: NewCommand, using: str) -> NewCommand:
     """The command with everything verified that would otherwise fail in the database and break the transaction."""
-    command_id = _uuid(command.command_id, "command_id")
+    command_id = uuid_of(command.command_id, "command_id")
     what = f"command {command_id}"
     if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
         raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")
@@ -165,12 +165,12 @@ def _checked(command: NewCommand, using: str) -> NewCommand:
         command_id,
         command.data,
         _queue(command.reply_to, using),
-        None if command.correlation_id is None else _uuid(command.correlation_id, f"correlation_id of {what}"),
+        None if command.correlation_id is None else uuid_of(command.correlation_id, f"correlation_id of {what}"),
         _seconds(command.delay),
     )
 
 
-def _database(domain: str) -> str:
+def database_of(domain: str) -> str:
     """The database of a domain that is known there. A miss asks the database, for other processes register too."""
     if not isinstance(domain, str):
         raise UnknownDomainError(f"domain must be a name, not {domain!r:.100}")
@@ -197,7 +197,7 @@ def _queue(reply_to: object, using: str) -> str | None:
     return queue
 
 
-def _uuid(value: object, what: str) -> UUID:
+def uuid_of(value: object, what: str) -> UUID:
     if isinstance(value, UUID):
         return value
     try:

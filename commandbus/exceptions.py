@@ -16,7 +16,7 @@ class ConfigurationError(CommandBusError):
 
 
 class InvalidCommandError(CommandBusError, ValueError):
-    """A command cannot be sent as it is. Nothing was written."""
+    """What was given for a command cannot be used as it is. Nothing was written."""
 
 
 class UnknownDomainError(CommandBusError):

@@ -72,6 +72,15 @@ class Transitions(Protocol):
         self, domain: str, command_ids: Sequence[UUID], operator: str | None = None, reason: str | None = None
     ) -> list[Answer]: ...
 
+    def operator_edit(
+        self,
+        domain: str,
+        edits: Mapping[UUID, Mapping[str, Any]],
+        operator: str | None = None,
+        reason: str | None = None,
+    ) -> list[Answer]:
+        """Retry with other data, by command id."""
+
     def operator_cancel(
         self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
     ) -> list[Answer]: ...
@@ -224,6 +233,24 @@ class PostgresTransitions:
             [domain, list(command_ids), operator, reason],
         )
 
+    def operator_edit(
+        self,
+        domain: str,
+        edits: Mapping[UUID, Mapping[str, Any]],
+        operator: str | None = None,
+        reason: str | None = None,
+    ) -> list[Answer]:
+        return self._answers(
+            "SELECT command_id, done, why FROM commandbus.operator_edit(%s, %s::uuid[], %s::jsonb[], %s, %s)",
+            [
+                domain,
+                list(edits),
+                [json_object(data, f"the new data of command {command_id}") for command_id, data in edits.items()],
+                operator,
+                reason,
+            ],
+        )
+
     def operator_cancel(
         self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
     ) -> list[Answer]:
@@ -250,6 +277,13 @@ class PostgresTransitions:
                 reason,
             ],
         )
+
+    def payloads(self, domain: str, command_ids: Sequence[UUID]) -> dict[UUID, Any]:
+        """The data of commands; None where they are gone. Unknown ids are missing."""
+        rows = self._call(
+            "SELECT command_id, data FROM commandbus.payloads(%s, %s::uuid[])", [domain, list(command_ids)]
+        )
+        return {command_id: _parsed(data) for command_id, data in rows}
 
     def prune_commands(self, domain: str, before: datetime, qty: int) -> int:
         """Remove up to `qty` resolved commands that were last changed before `before`. Their ids stay taken.

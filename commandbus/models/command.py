@@ -24,6 +24,10 @@ class CommandQuerySet(models.QuerySet["Command"]):
             return self.filter(rare_status=status.value)
         return self.filter(status=status.value)
 
+    def troubleshooting(self, domain: str) -> CommandQuerySet:
+        """What waits for an operator."""
+        return self.filter(domain=domain).with_status(Status.IN_TROUBLESHOOTING_QUEUE)
+
 
 class Command(models.Model):
     """What is known of a command. Only the SQL functions of `commandbus/sql` change it."""

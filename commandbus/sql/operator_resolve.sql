@@ -1,14 +1,23 @@
--- Resolves commands of the Troubleshooting Queue without running them, and sends the reply that was held back.
+-- Resolves commands of the Troubleshooting Queue without running them, and sends the reply that was held back. A cancel
+-- needs a reason, because that is what the sender gets to read.
 CREATE OR REPLACE FUNCTION commandbus.operator_cancel(
     domain text, command_ids uuid[], reason text, operator text DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    SELECT * FROM commandbus.operator_resolve(
+BEGIN
+    IF coalesce(btrim(operator_cancel.reason), '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = 'an operator''s cancel needs a reason',
+            HINT = 'Say why in a few words: the sender gets them with the reply';
+    END IF;
+    RETURN QUERY SELECT r.* FROM commandbus.operator_resolve(
         operator_cancel.domain, operator_cancel.command_ids, 'CANCELED', 'OPERATOR_CANCEL',
-        operator_cancel.operator, operator_cancel.reason, NULL)
+        operator_cancel.operator, operator_cancel.reason, NULL) AS r;
+END;
 $function$;
 
 CREATE OR REPLACE FUNCTION commandbus.operator_complete(

@@ -1,7 +1,44 @@
--- Sends commands from the Troubleshooting Queue again: the archived payload as a new message, status PENDING.
--- Answers per command whether it was done, and if not, why. One refusal does not stop the others.
+-- Sends commands from the Troubleshooting Queue again: the payload as a new message, status PENDING. Answers per command
+-- whether it was done, and if not, why. One refusal does not stop the others.
 CREATE OR REPLACE FUNCTION commandbus.operator_retry(
     domain text, command_ids uuid[], operator text DEFAULT NULL, reason text DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT * FROM commandbus.requeue(
+        operator_retry.domain, operator_retry.command_ids, NULL, operator_retry.operator, operator_retry.reason)
+$function$;
+
+-- The same, with other data for each command. The command keeps its id. What its data were before stays in the audit,
+-- and a duplicate is still one of the content that was sent first.
+CREATE OR REPLACE FUNCTION commandbus.operator_edit(
+    domain text, command_ids uuid[], data jsonb[], operator text DEFAULT NULL, reason text DEFAULT NULL
+)
+RETURNS TABLE (command_id uuid, done boolean, why text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    IF cardinality(operator_edit.data) IS DISTINCT FROM cardinality(operator_edit.command_ids)
+       OR cardinality(operator_edit.command_ids) > (SELECT count(DISTINCT i) FROM unnest(operator_edit.command_ids) AS i)
+       OR EXISTS (SELECT FROM unnest(operator_edit.data) AS d WHERE jsonb_typeof(d) IS DISTINCT FROM 'object') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('the data for %s commands of domain %L cannot be used',
+                             coalesce(cardinality(operator_edit.command_ids), 0), operator_edit.domain),
+            HINT = 'Name each command once, with one JSON object at the same place';
+    END IF;
+    RETURN QUERY SELECT r.* FROM commandbus.requeue(
+        operator_edit.domain, operator_edit.command_ids, operator_edit.data, operator_edit.operator,
+        operator_edit.reason) AS r;
+END;
+$function$;
+
+-- `data`: NULL to send each command as it is.
+CREATE OR REPLACE FUNCTION commandbus.requeue(
+    domain text, command_ids uuid[], data jsonb[], operator text, reason text
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
@@ -13,45 +50,57 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _domain public.command_bus_domain;
-    _queue text := operator_retry.domain || '__commands';
+    _queue text := requeue.domain || '__commands';
     _now timestamptz := clock_timestamp();
+    _troubled bigint[];
+    _rows bigint[];
     _ids bigint[];
+    _before jsonb[];
     _messages jsonb[];
     _msg_ids bigint[];
     _refused jsonb;
 BEGIN
     PERFORM commandbus.require_read_committed();
-    _domain := commandbus.require_domain(operator_retry.domain);
+    _domain := commandbus.require_domain(requeue.domain);
 
-    _ids := commandbus.lock_troubled(operator_retry.domain, operator_retry.command_ids);
-
-    -- PGMQ has no function that reads its archive.
-    EXECUTE format(
-        $query$
-            WITH readable AS (
-                SELECT f.id, f.command_id, f.status, f.id = ANY ($2) AS troubled,
-                       coalesce(a.message, CASE WHEN p.payload_json IS NOT NULL THEN jsonb_build_object(
-                           'command_id', f.command_id, 'type', f.command_type, 'domain', f.domain,
-                           'correlation_id', f.correlation_id, 'reply_to', f.reply_queue, 'created_at', f.created_at,
-                           'data', p.payload_json) END) AS message
-                FROM public.command_bus_command f
-                LEFT JOIN pgmq.%I a ON a.msg_id = f.msg_id
-                LEFT JOIN public.command_bus_payload_archive p ON p.domain = f.domain AND p.command_id = f.command_id
-                WHERE f.id = ANY ($1)
-                ORDER BY f.id
-            )
-            SELECT array_agg(r.id) FILTER (WHERE r.troubled AND r.message IS NOT NULL),
-                   array_agg(r.message) FILTER (WHERE r.troubled AND r.message IS NOT NULL),
-                   jsonb_object_agg(r.command_id, CASE
-                       WHEN r.troubled IS NOT TRUE THEN format('its status is %%s', r.status)
-                       WHEN r.message IS NULL THEN 'its payload is no longer in the archive' END)
-            FROM readable r
-        $query$, 'a_' || _queue)
-    INTO _ids, _messages, _refused
-    USING commandbus.rows_of(operator_retry.domain, operator_retry.command_ids), _ids;
+    _troubled := commandbus.lock_troubled(requeue.domain, requeue.command_ids);
+    _rows := commandbus.rows_of(requeue.domain, requeue.command_ids);
+    WITH wanted AS (
+        SELECT DISTINCT ON (c.id)
+               c.id, c.command_id, m.message -> 'data' AS before,
+               CASE WHEN requeue.data IS NULL THEN m.message ELSE commandbus.command_envelope(c, m.data) END AS message,
+               CASE
+                   WHEN (c.id = ANY (_troubled)) IS NOT TRUE THEN format('its status is %s', c.status)
+                   WHEN requeue.data IS NULL AND m.message IS NULL THEN 'its payload is no longer in the archive'
+                   WHEN octet_length(m.data::text) > _domain.max_payload_bytes
+                   THEN format('its new data take more than the %s bytes that the domain allows', _domain.max_payload_bytes)
+               END AS why
+        FROM unnest(_rows, commandbus.messages_of(requeue.domain, _rows), requeue.data) AS m(id, message, data)
+        JOIN public.command_bus_command c ON c.id = m.id
+        ORDER BY c.id
+    )
+    SELECT array_agg(w.id) FILTER (WHERE w.why IS NULL),
+           array_agg(w.before) FILTER (WHERE w.why IS NULL),
+           array_agg(w.message) FILTER (WHERE w.why IS NULL),
+           jsonb_object_agg(w.command_id, w.why)
+    INTO _ids, _before, _messages, _refused
+    FROM wanted w;
 
     IF _ids IS NOT NULL THEN
         SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_queue, _messages, _now) AS s(msg_id);
+        IF requeue.data IS NOT NULL THEN
+            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
+            SELECT requeue.domain, c.command_id, 'OPERATOR_EDIT', _now,
+                   jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason,
+                                      'data_before', n.before, 'data', n.message -> 'data')
+            FROM unnest(_ids, _before, _messages) AS n(id, before, message)
+            JOIN public.command_bus_command c ON c.id = n.id;
+            UPDATE public.command_bus_payload_archive p
+            SET payload_json = n.message -> 'data'
+            FROM unnest(_ids, _messages) AS n(id, message)
+            JOIN public.command_bus_command c ON c.id = n.id
+            WHERE p.domain = c.domain AND p.command_id = c.command_id;
+        END IF;
         WITH retried AS (
             UPDATE public.command_bus_command c
             SET status = 'PENDING',
@@ -69,11 +118,10 @@ BEGIN
             RETURNING c.command_id, c.msg_id
         )
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT operator_retry.domain, r.command_id, 'OPERATOR_RETRY', _now,
-               jsonb_build_object(
-                   'operator', operator_retry.operator, 'reason', operator_retry.reason, 'msg_id', r.msg_id)
+        SELECT requeue.domain, r.command_id, 'OPERATOR_RETRY', _now,
+               jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason, 'msg_id', r.msg_id)
         FROM retried r;
     END IF;
-    RETURN QUERY SELECT a.* FROM commandbus.answer(operator_retry.domain, operator_retry.command_ids, _refused) AS a;
+    RETURN QUERY SELECT a.* FROM commandbus.answer(requeue.domain, requeue.command_ids, _refused) AS a;
 END;
 $function$;

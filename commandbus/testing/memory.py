@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from commandbus.exceptions import UnknownDomainError
+from commandbus.exceptions import InvalidCommandError, UnknownDomainError
 from commandbus.messages import (
     LIVE,
     Answer,
@@ -233,9 +233,33 @@ class InMemoryBus:
 
         return self._each(domain, command_ids, _only_troubleshooting(retry))
 
+    def operator_edit(
+        self,
+        domain: str,
+        edits: Mapping[UUID, Mapping[str, Any]],
+        operator: str | None = None,
+        reason: str | None = None,
+    ) -> list[Answer]:
+        bodies = {command_id: json.loads(json_object(data, "the new data")) for command_id, data in edits.items()}
+
+        def edit(stored: StoredCommand) -> str | None:
+            stored.status = Status.PENDING
+            stored.attempts = 0
+            body = {"command_id": str(stored.command_id), "data": bodies[stored.command_id]}
+            stored.msg_id = self.pgmq.send(f"{domain}__commands", body)
+            by = {"operator": operator, "reason": reason}
+            stored.audit.append((AuditEvent.OPERATOR_EDIT, {**by, "data": bodies[stored.command_id]}))
+            stored.audit.append((AuditEvent.OPERATOR_RETRY, by))
+            return None
+
+        return self._each(domain, list(edits), _only_troubleshooting(edit))
+
     def operator_cancel(
         self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
     ) -> list[Answer]:
+        if not reason.strip():
+            raise InvalidCommandError("an operator's cancel needs a reason")
+
         def cancel(stored: StoredCommand) -> str | None:
             error = ErrorInfo("CommandCanceled", "OPERATOR_CANCEL", reason)
             self._resolve(stored, Status.CANCELED, AuditEvent.OPERATOR_CANCEL, None, error, remember=False)

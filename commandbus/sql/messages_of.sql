@@ -1,0 +1,68 @@
+-- The messages of commands, in the order of their rows: from the queue while they wait, from PGMQ's archive while they
+-- are in the Troubleshooting Queue, else from the payload archive. Null where none has it: PGMQ deletes what is done.
+-- (PGMQ has no function that reads its archive, or the queue without hiding what it reads.)
+CREATE OR REPLACE FUNCTION commandbus.messages_of(domain text, rows bigint[])
+RETURNS jsonb[]
+LANGUAGE plpgsql
+STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $function$
+DECLARE
+    _queue text := messages_of.domain || '__commands';
+    _messages jsonb[];
+BEGIN
+    EXECUTE format(
+        $query$
+            SELECT array_agg(coalesce(q.message, a.message, CASE WHEN p.payload_json IS NOT NULL
+                                                                THEN commandbus.command_envelope(c, p.payload_json) END)
+                             ORDER BY w.ordinal)
+            FROM unnest($1) WITH ORDINALITY AS w(id, ordinal)
+            LEFT JOIN public.command_bus_command c ON c.id = w.id
+            LEFT JOIN pgmq.%I q ON q.msg_id = c.msg_id
+            LEFT JOIN pgmq.%I a ON a.msg_id = c.msg_id
+            LEFT JOIN public.command_bus_payload_archive p ON p.domain = c.domain AND p.command_id = c.command_id
+        $query$, 'q_' || _queue, 'a_' || _queue)
+    INTO _messages
+    USING messages_of.rows;
+    RETURN _messages;
+END;
+$function$;
+
+-- The message that says what a command asks for. No SET clause, so that PostgreSQL can inline it.
+CREATE OR REPLACE FUNCTION commandbus.command_envelope(command public.command_bus_command, data jsonb)
+RETURNS jsonb
+LANGUAGE sql
+STABLE
+AS $function$
+    SELECT pg_catalog.jsonb_build_object(
+        'command_id', (command).command_id,
+        'type', (command).command_type,
+        'domain', (command).domain,
+        'correlation_id', (command).correlation_id,
+        'reply_to', (command).reply_queue,
+        'created_at', (command).created_at,
+        'data', data
+    )
+$function$;
+
+-- The data that commands were sent with, or last edited to; null where they are gone.
+CREATE OR REPLACE FUNCTION commandbus.payloads(domain text, command_ids uuid[])
+RETURNS TABLE (command_id uuid, data jsonb)
+LANGUAGE plpgsql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+DECLARE
+    _rows bigint[];
+BEGIN
+    PERFORM commandbus.require_domain(payloads.domain);
+    _rows := commandbus.rows_of(payloads.domain, payloads.command_ids);
+    RETURN QUERY
+    SELECT m.command_id, m.message -> 'data'
+    FROM unnest(_rows, payloads.command_ids, commandbus.messages_of(payloads.domain, _rows)) AS m(id, command_id, message)
+    WHERE m.id IS NOT NULL;
+END;
+$function$;
