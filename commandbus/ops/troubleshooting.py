@@ -198,7 +198,8 @@ def _in_chunks(
 ) -> ActionResult:
     result = ActionResult()
     for chunk in _chunks(ids):
-        for answer in action(chunk):
+        answers = {answer.command_id: answer for answer in action(chunk)}
+        for answer in map(answers.__getitem__, chunk):  # in the order that the caller knows
             if answer.done:
                 result.done.append(answer.command_id)
             else:

@@ -1,4 +1,4 @@
-"""Producer, worker process and reply consumer (seed §12.3, scenarios 1–4 and 7), with both kinds of handlers."""
+"""Producer, worker process and reply consumer (seed §12.3), with both kinds of handlers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from commandbus import audit_trail, send_command
+from commandbus import audit_trail, ops, send_command
 from tests.helpers import reload, replies, send, status, wait_until, worker_process
 from tests.shop.models import Order
 
@@ -50,6 +50,20 @@ def test_the_scenarios_of_the_seed(kind: str) -> None:
     outcomes = {UUID(reply["command_id"]): reply["outcome"] for reply in replies()}
     assert outcomes == dict.fromkeys(ended, "SUCCESS")
     assert len(replies()) == 3
+
+    # The operator: one is edited into something that works, the other one is given up.
+    ops.operator_edit("orders", permanent, {}, operator="mary")
+    ops.operator_retry("orders", exhausted, operator="mary")
+    ops.operator_retry_many("orders", [happy])  # refused, and no harm done
+    with worker_process("orders", "--poll-interval", "0.1"):
+        wait_until(lambda: status(permanent) == "COMPLETED", "the retried command")
+        wait_until(lambda: status(exhausted) == "IN_TROUBLESHOOTING_QUEUE", "the command that fails again")
+    ops.operator_cancel("orders", exhausted, "nobody needs it")
+    ended |= {permanent: "COMPLETED", exhausted: "CANCELED"}
+    outcomes = {UUID(reply["command_id"]): reply["outcome"] for reply in replies()}
+    assert outcomes == {c: "SUCCESS" if e == "COMPLETED" else e for c, e in ended.items()}
+    assert len(replies()) == 5
     if kind == "PlaceOrder":
+        ended.pop(exhausted)
         assert set(Order.objects.values_list("number", flat=True)) == {str(command_id) for command_id in ended}
-        assert Order.objects.count() == 3
+        assert Order.objects.count() == 4

@@ -321,6 +321,22 @@ def test_operator_retry_runs_it_again_with_all_attempts(setup: Setup) -> None:
     assert setup.events(command.command_id)[-3:] == ["OPERATOR_RETRY", "RECEIVED", "COMPLETED"]
 
 
+def test_operator_edit_runs_it_again_with_other_data(setup: Setup) -> None:
+    command = in_troubleshooting(setup)
+    [answer] = setup.bus.operator_edit(DOMAIN, {command.command_id: {"n": 2}}, "alice", "a typing error")
+    assert answer.done
+    assert handle(setup, lambda command, context: dict(command.data)) == 1
+    assert setup.command(command.command_id).reply["data"] == {"n": 2}
+    assert setup.events(command.command_id)[-4:] == ["OPERATOR_EDIT", "OPERATOR_RETRY", "RECEIVED", "COMPLETED"]
+    assert setup.bus.send(DOMAIN, [command]) == {command.command_id: "DUPLICATE"}
+
+
+def test_operator_cancel_needs_a_reason(setup: Setup) -> None:
+    command = in_troubleshooting(setup)
+    with pytest.raises(InvalidCommandError, match="needs a reason"):
+        setup.bus.operator_cancel(DOMAIN, [command.command_id], " ")
+
+
 def test_operator_cancel_sends_the_reply_that_was_held_back(setup: Setup) -> None:
     command = in_troubleshooting(setup)
     [answer] = setup.bus.operator_cancel(DOMAIN, [command.command_id], "not needed", "alice")
