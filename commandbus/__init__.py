@@ -14,12 +14,15 @@ from commandbus.exceptions import (
     DuplicateCommandError,
     InvalidCommandError,
     PermanentCommandError,
+    ReplyTimeoutError,
     TransientCommandError,
+    UncommittedCommandError,
+    UnknownCommandError,
     UnknownDomainError,
     UnknownQueueError,
     UnsupportedIsolationLevelError,
 )
-from commandbus.messages import Command, NewCommand, Status
+from commandbus.messages import Command, NewCommand, Reply, ReplyError, ReplyOutcome, Status
 from commandbus.policies import RetryPolicy
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
         send_commands,
     )
     from commandbus.bus import CommandBus
-    from commandbus.handlers import command_handler
+    from commandbus.handlers import command_handler, reply_handler
+    from commandbus.replies import asend_command_and_wait, await_for_reply, send_command_and_wait, wait_for_reply
     from commandbus.worker.context import Context
 
 __version__ = "0.1.0"
@@ -45,15 +49,20 @@ _LATER = {
     "CommandBus": "commandbus.bus",
     "Context": "commandbus.worker.context",
     "asend_command": "commandbus.api",
+    "asend_command_and_wait": "commandbus.replies",
+    "await_for_reply": "commandbus.replies",
     "audit_trail": "commandbus.api",
     "cancel_command": "commandbus.api",
     "command_handler": "commandbus.handlers",
     "get_command": "commandbus.api",
     "list_commands": "commandbus.api",
     "pause_domain": "commandbus.api",
+    "reply_handler": "commandbus.handlers",
     "resume_domain": "commandbus.api",
     "send_command": "commandbus.api",
+    "send_command_and_wait": "commandbus.replies",
     "send_commands": "commandbus.api",
+    "wait_for_reply": "commandbus.replies",
 }
 
 __all__ = [
@@ -69,22 +78,33 @@ __all__ = [
     "InvalidCommandError",
     "NewCommand",
     "PermanentCommandError",
+    "Reply",
+    "ReplyError",
+    "ReplyOutcome",
+    "ReplyTimeoutError",
     "RetryPolicy",
     "Status",
     "TransientCommandError",
+    "UncommittedCommandError",
+    "UnknownCommandError",
     "UnknownDomainError",
     "UnknownQueueError",
     "UnsupportedIsolationLevelError",
     "asend_command",
+    "asend_command_and_wait",
     "audit_trail",
+    "await_for_reply",
     "cancel_command",
     "command_handler",
     "get_command",
     "list_commands",
     "pause_domain",
+    "reply_handler",
     "resume_domain",
     "send_command",
+    "send_command_and_wait",
     "send_commands",
+    "wait_for_reply",
 ]
 
 

@@ -137,6 +137,8 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
 
 def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
     using = database_of(domain)
+    if domain.endswith(conf.REPLIES) or domain == conf.current().reply_queue:
+        raise InvalidCommandError(f"{domain!r} is a reply queue; send to the domain whose commands are answered there")
     checked = [_checked(command, using) for command in commands]
     handlers = [registry.get(domain, command.command_type) for command in checked]
     limits = [handler.policy.max_attempts if handler else None for handler in handlers]

@@ -22,6 +22,7 @@ DEFAULT_ALIAS = "default"
 LONGEST_QUEUE = 47
 LONGEST_DOMAIN = LONGEST_QUEUE - len("__events_dlq")
 NAME = re.compile(r"[a-z][a-z0-9_-]*")
+REPLIES = "__replies"
 OTHER_QUEUES = ("__commands", "__events", "__events_dlq")
 
 NotifyMode = Literal["after_commit", "in_transaction", "off"]
@@ -75,7 +76,11 @@ class Config:
     """LISTEN_DATABASES: alias → alias of a direct connection for LISTEN, where the first goes through PgBouncer."""
 
     def database_of(self, domain: str) -> str:
-        return self.databases.get(domain, DEFAULT_ALIAS)
+        """Of a domain, or of the reply queue of one."""
+        return self.databases.get(domain) or self.databases.get(domain.removesuffix(REPLIES), DEFAULT_ALIAS)
+
+    def reply_queue_of(self, domain: str) -> str:
+        return self.reply_queue or f"{domain}{REPLIES}"
 
     def listen_database_of(self, alias: str) -> str:
         return self.listen_databases.get(alias, alias)
@@ -100,6 +105,8 @@ def check_domain_name(name: object) -> None:
             f"domain name {name!r} is not valid: use a lower-case letter, then lower-case letters, digits, '_' or '-' "
             f"(PGMQ lower-cases queue names, so other names could collide)"
         )
+    if name.endswith((REPLIES, *OTHER_QUEUES)):
+        raise ConfigurationError(f"domain name {name!r} is not valid: it is the name of a queue; choose another ending")
     if len(name) > LONGEST_DOMAIN:
         raise ConfigurationError(
             f"domain name {name!r} has {len(name)} characters; at most {LONGEST_DOMAIN} fit, "

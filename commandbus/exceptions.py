@@ -55,6 +55,18 @@ class CommandRefusedError(CommandBusError):
         super().__init__(f"command {command_id} in domain {domain!r} was left alone: {why}")
 
 
+class UnknownCommandError(CommandBusError):
+    """There is no such command."""
+
+
+class UncommittedCommandError(CommandBusError):
+    """The command waits for a transaction of the caller's own, so it makes no sense to wait for its reply."""
+
+
+class ReplyTimeoutError(CommandBusError, TimeoutError):
+    """No reply has come within the time. It may still come."""
+
+
 class LeaseLostError(CommandBusError):
     """The lease ran out and the command belongs to someone else now. The late worker must stop quietly."""
 

@@ -15,9 +15,13 @@ from django.apps import AppConfig
 
 from commandbus import conf
 from commandbus.exceptions import ConfigurationError
+from commandbus.messages import Command
 from commandbus.policies import RetryPolicy
 
 logger = logging.getLogger(__name__)
+
+ANY_REPLY = "*"
+"""In place of a command type: a reply handler takes those of all."""
 
 HandlerFunction = Callable[..., Any]
 F = TypeVar("F", bound=HandlerFunction)
@@ -32,6 +36,8 @@ class Handler:
     transactional: bool = True
     timeout: float | None = None
     batch_size: int | None = None
+    replies: bool = False
+    """It handles what arrives in the domain's reply queue."""
 
     @property
     def policy(self) -> RetryPolicy:
@@ -44,37 +50,63 @@ class Handler:
 
 
 class HandlerRegistry:
-    """At most one handler per domain and command type."""
+    """At most one handler per domain and command type, and one per domain for its replies."""
 
     def __init__(self) -> None:
         self._handlers: dict[tuple[str, str], Handler] = {}
+        self._reply_handlers: dict[str, Handler] = {}
 
     def register(self, handler: Handler) -> None:
         _check(handler)
         key = (handler.domain, handler.command_type)
-        if key in self._handlers:
+        other = self._reply_handlers.get(handler.domain) if handler.replies else self._handlers.get(key)
+        if other is not None:
             raise ConfigurationError(
-                f"{handler.domain}/{handler.command_type} has two handlers: "
-                f"{self._handlers[key].name} and {handler.name}; keep one"
+                f"{handler.domain}/{handler.command_type} has two handlers: {other.name} and {handler.name}; keep one"
             )
-        self._handlers[key] = handler
+        if handler.replies:
+            self._reply_handlers[handler.domain] = handler
+        else:
+            self._handlers[key] = handler
 
     def get(self, domain: str, command_type: str) -> Handler | None:
         return self._handlers.get((domain, command_type))
 
+    def of(self, command: Command) -> Handler | None:
+        """The handler of a command that was received, or of a reply."""
+        if not self._reply_handlers:
+            return self.get(command.domain, command.command_type)
+        owners = {handler.domain: handler for handler in self.of_replies(command.domain)}
+        if not owners:
+            return self.get(command.domain, command.command_type)
+        if len(owners) == 1:
+            return next(iter(owners.values()))
+        return owners.get(command.data.get("domain", ""))  # a queue that they share
+
+    def of_replies(self, queue: str) -> list[Handler]:
+        """The handlers of the domains whose reply queue this is."""
+        config = conf.current()
+        return [h for domain, h in sorted(self._reply_handlers.items()) if config.reply_queue_of(domain) == queue]
+
+    def reply_domains(self) -> set[str]:
+        return set(self._reply_handlers)
+
     def domains(self) -> set[str]:
-        return {domain for domain, _ in self._handlers}
+        return {domain for domain, _ in self._handlers} | self.reply_domains()
 
     def in_domain(self, domain: str) -> list[Handler]:
-        return [handler for (name, _), handler in sorted(self._handlers.items()) if name == domain]
+        """Of a domain, or of a reply queue."""
+        handlers = [handler for (name, _), handler in sorted(self._handlers.items()) if name == domain]
+        return handlers or self.of_replies(domain)
 
     def copy(self) -> HandlerRegistry:
         other = HandlerRegistry()
-        other._handlers = dict(self._handlers)
+        other.replace_with(self)
         return other
 
     def replace_with(self, other: HandlerRegistry) -> None:
         self._handlers = dict(other._handlers)
+        self._reply_handlers = dict(other._reply_handlers)
 
 
 registry = HandlerRegistry()
@@ -99,6 +131,29 @@ def command_handler(
 
     def register(function: F) -> F:
         registry.register(Handler(domain, command_type, function, retry_policy, transactional, timeout, batch_size))
+        return function
+
+    return register
+
+
+def reply_handler(
+    domain: str,
+    *,
+    retry_policy: RetryPolicy | None = None,
+    transactional: bool = True,
+    timeout: float | None = None,
+    batch_size: int | None = None,
+) -> Callable[[F], F]:
+    """Declare the function that handles what arrives in a domain's reply queue: `handler(reply, context)`.
+
+    It has the same choices and guarantees as a command handler, and runs in `commandbus_worker --replies <domain>`.
+    Where several domains share a reply queue, it gets the replies to the commands of its own.
+    """
+
+    def register(function: F) -> F:
+        registry.register(
+            Handler(domain, ANY_REPLY, function, retry_policy, transactional, timeout, batch_size, replies=True)
+        )
         return function
 
     return register

@@ -10,6 +10,7 @@ import logging
 from importlib import resources
 
 from django.db import OperationalError, connections, transaction
+from django.db.backends.utils import CursorWrapper
 
 from commandbus import conf
 from commandbus.handlers import registry
@@ -64,32 +65,42 @@ def create_partitions(using: str) -> None:
 def register_domains(using: str) -> list[str]:
     """Register the domains of this database: from the settings and from the handlers that were found."""
     config = conf.current()
-    names = sorted({*config.domains, *config.databases, *registry.domains()})
-    mine = [name for name in names if config.database_of(name) == using]
+    names = {*config.domains, *registry.domains(), *(set(config.databases) - {config.reply_queue})}
+    mine = sorted(name for name in names if config.database_of(name) == using)
+    queues = sorted({config.reply_queue_of(name) for name in registry.reply_domains() & set(mine)})
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         for name in mine:
-            cursor.execute(
-                "SELECT commandbus.register_domain(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                [
-                    name,
-                    config.reply_queue,
-                    config.retry_policy.max_attempts,
-                    config.mark_in_progress,
-                    config.unique_scope == "global",
-                    config.reset_attempts_on_operator_retry,
-                    config.payload_archive,
-                    config.max_payload_bytes,
-                    config.crash_limit,
-                    config.unknown_type_grace,
-                ],
-            )
+            _register_domain(cursor, name, config.retry_policy.max_attempts)
             handlers = registry.in_domain(name)
             if handlers:
                 cursor.execute(
                     "SELECT commandbus.register_types(%s, %s::text[], %s::int[])",
                     [name, [h.command_type for h in handlers], [h.policy.max_attempts for h in handlers]],
                 )
-    return mine
+        for queue in queues:
+            attempts = max(handler.policy.max_attempts for handler in registry.of_replies(queue))
+            _register_domain(cursor, queue, attempts, replies=True)
+    return [*mine, *queues]
+
+
+def _register_domain(cursor: CursorWrapper, name: str, max_attempts: int, *, replies: bool = False) -> None:
+    config = conf.current()
+    cursor.execute(
+        "SELECT commandbus.register_domain(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        [
+            name,
+            config.reply_queue,
+            max_attempts,
+            config.mark_in_progress,
+            config.unique_scope == "global" and not replies,
+            config.reset_attempts_on_operator_retry,
+            config.payload_archive and not replies,
+            config.max_payload_bytes,
+            config.crash_limit,
+            config.unknown_type_grace,
+            replies,
+        ],
+    )
 
 
 def _sources() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -75,9 +76,62 @@ class Command:
     command_type: str
     domain: str
     correlation_id: UUID
-    reply_to: str
+    reply_to: str | None
     created_at: datetime
     data: dict[str, Any]
+
+
+class ReplyOutcome(enum.StrEnum):
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyError:
+    code: str | None
+    message: str | None
+    error_class: str | None
+    """"class" in the JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a command has ended. What `wait_for_reply` answers, and what a reply handler gets."""
+
+    command_id: UUID
+    correlation_id: UUID
+    domain: str
+    type: str
+    """That of the command, with "Response" after it."""
+    outcome: ReplyOutcome
+    completed_at: datetime
+    data: dict[str, Any]
+    error: ReplyError | None = None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Reply:
+        """Raises InvalidCommandError if it is not the envelope of a reply."""
+        try:
+            error = body["error"]
+            return cls(
+                command_id=UUID(body["command_id"]),
+                correlation_id=UUID(body["correlation_id"]),
+                domain=str(body["domain"]),
+                type=str(body["type"]),
+                outcome=ReplyOutcome(body["outcome"]),
+                completed_at=datetime.fromisoformat(body["completed_at"]),
+                data=dict(body["data"]),
+                error=None if error is None else ReplyError(error["code"], error["message"], error["class"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise InvalidCommandError(f"this is not a reply: {type(problem).__name__}: {problem}") from None
+
+
+def handling_id(reply: Reply) -> UUID:
+    """The id of the command that stands for the handling of a reply in the domain of its reply queue."""
+    key = f"{reply.domain}/{reply.command_id}".encode()
+    return UUID(bytes=hashlib.md5(key, usedforsecurity=False).digest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,5 +57,5 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "UTC"
 USE_TZ = True
-COMMANDBUS = {"DOMAINS": ["orders", "other"], **json.loads(os.environ.get("COMMANDBUS_TEST_SETTINGS", "{}"))}
+COMMANDBUS = {"DOMAINS": ["orders", "other", "sales"], **json.loads(os.environ.get("COMMANDBUS_TEST_SETTINGS", "{}"))}
 STATIC_URL = "static/"

@@ -142,7 +142,12 @@ class Migration(migrations.Migration):
                 ("last_error_msg", models.TextField(null=True)),
                 ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("updated_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ("reply_queue", models.TextField()),
+                (
+                    "reply_queue",
+                    models.TextField(
+                        help_text="None for the handling of a reply: nobody waits for an answer", null=True
+                    ),
+                ),
                 ("correlation_id", models.UUIDField()),
                 ("content_hash", models.BinaryField(max_length=32)),
                 ("unique_globally", models.BooleanField(db_default=False)),
@@ -277,7 +282,14 @@ class Migration(migrations.Migration):
                 ("name", models.TextField(primary_key=True, serialize=False)),
                 ("metadata", models.JSONField(db_default={})),
                 ("paused", models.BooleanField(db_default=False)),
-                ("reply_queue", models.TextField()),
+                ("queue_name", models.TextField()),
+                (
+                    "replies",
+                    models.BooleanField(
+                        db_default=False, help_text="It stands for the reply queue of its name, which has handlers"
+                    ),
+                ),
+                ("reply_queue", models.TextField(null=True)),
                 ("max_attempts", models.IntegerField()),
                 ("mark_in_progress", models.BooleanField()),
                 ("unique_globally", models.BooleanField()),

@@ -57,7 +57,7 @@ class Command(models.Model):
     last_error_msg = models.TextField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
-    reply_queue = models.TextField()
+    reply_queue = models.TextField(null=True, help_text="None for the handling of a reply: nobody waits for an answer")
     correlation_id = models.UUIDField()
     content_hash = models.BinaryField(max_length=32)
     unique_globally = models.BooleanField(db_default=False)

@@ -13,7 +13,11 @@ class Domain(models.Model):
     name = models.TextField(primary_key=True)
     metadata = models.JSONField(db_default={})
     paused = models.BooleanField(db_default=False)
-    reply_queue = models.TextField()
+    queue_name = models.TextField()
+    replies = models.BooleanField(
+        db_default=False, help_text="It stands for the reply queue of its name, which has handlers"
+    )
+    reply_queue = models.TextField(null=True)
     max_attempts = models.IntegerField()
     mark_in_progress = models.BooleanField()
     unique_globally = models.BooleanField()

@@ -16,7 +16,7 @@ SET enable_mergejoin = off
 AS $function$
 #variable_conflict use_column
 DECLARE
-    _queue text := accuse.domain || '__commands';
+    _queue text := commandbus.queue_of(accuse.domain);
     _crash_limit integer := (commandbus.require_domain(accuse.domain)).crash_limit;
     _now timestamptz := clock_timestamp();
     _rows bigint[] := commandbus.rows_of(accuse.domain, accuse.command_ids);
@@ -115,6 +115,6 @@ BEGIN
         FROM convicted c
     )
     SELECT array_agg(c.msg_id) INTO _msg_ids FROM convicted c;
-    PERFORM pgmq.archive(convict.domain || '__commands', _msg_ids);
+    PERFORM pgmq.archive(commandbus.queue_of(convict.domain), _msg_ids);
 END;
 $function$;

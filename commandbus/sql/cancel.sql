@@ -61,7 +61,7 @@ BEGIN
     INTO _msg_ids, _queues, _replies
     FROM canceled c;
     IF _msg_ids IS NOT NULL THEN
-        PERFORM pgmq.archive(cancel.domain || '__commands', _msg_ids);
+        PERFORM pgmq.archive(commandbus.queue_of(cancel.domain), _msg_ids);
         PERFORM commandbus.send_replies(_queues, _replies);
     END IF;
 

@@ -35,7 +35,7 @@ BEGIN
     SELECT array_agg(e.msg_id) INTO _msg_ids FROM extended e;
 
     IF _msg_ids IS NOT NULL THEN
-        PERFORM pgmq.set_vt(extend.domain || '__commands', _msg_ids, _until);
+        PERFORM pgmq.set_vt(commandbus.queue_of(extend.domain), _msg_ids, _until);
     END IF;
     RETURN QUERY
     SELECT c.command_id, coalesce(c.msg_id = ANY (_msg_ids), false)

@@ -21,7 +21,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _rows bigint[];
-    _queue text := fail.domain || '__commands';
+    _queue text := commandbus.queue_of(fail.domain);
     _now timestamptz := clock_timestamp();
     _ids uuid[];
     _statuses text[];

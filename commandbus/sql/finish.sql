@@ -18,7 +18,7 @@ SET enable_mergejoin = off
 AS $function$
 DECLARE
     _rows bigint[];
-    _queue text := finish.domain || '__commands';
+    _queue text := commandbus.queue_of(finish.domain);
     _now timestamptz := clock_timestamp();
     _ids uuid[];
     _delete bigint[];

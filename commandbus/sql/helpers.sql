@@ -25,6 +25,15 @@ BEGIN
 END;
 $function$;
 
+-- The queue of a domain: that of its commands, or, if it stands for a reply queue, that one.
+CREATE OR REPLACE FUNCTION commandbus.queue_of(domain text)
+RETURNS text
+LANGUAGE sql
+STABLE
+AS $function$
+    SELECT d.queue_name FROM public.command_bus_domain AS d WHERE d.name OPERATOR(pg_catalog.=) domain
+$function$;
+
 -- The rows of commands, in the order of the ids; null where there is none.
 --
 -- A plan that was made while the table was small may walk the whole domain for each command once it is large, and
@@ -71,7 +80,8 @@ BEGIN
 END;
 $function$;
 
--- Sends each reply to the queue at the same place of the other array, one PGMQ call per queue.
+-- Sends each reply to the queue at the same place of the other array, one PGMQ call per queue, and wakes a worker that
+-- waits for it. (In the transaction: it costs only those who finish something while such a worker is idle.)
 CREATE OR REPLACE FUNCTION commandbus.send_replies(queues text[], replies jsonb[])
 RETURNS void
 LANGUAGE plpgsql
@@ -80,11 +90,12 @@ AS $function$
 DECLARE
     _queue text;
 BEGIN
-    FOR _queue IN SELECT DISTINCT q FROM unnest(send_replies.queues) AS q LOOP
+    FOR _queue IN SELECT DISTINCT q FROM unnest(send_replies.queues) AS q WHERE q IS NOT NULL LOOP
         PERFORM pgmq.send_batch(
             _queue,
             ARRAY(SELECT r.reply FROM unnest(send_replies.queues, send_replies.replies) AS r(queue, reply) WHERE r.queue = _queue)
         );
+        PERFORM commandbus.wake(_queue);
     END LOOP;
 END;
 $function$;

@@ -11,7 +11,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
-    _queue text := messages_of.domain || '__commands';
+    _queue text := commandbus.queue_of(messages_of.domain);
     _messages jsonb[];
 BEGIN
     EXECUTE format(
@@ -48,7 +48,7 @@ AS $function$
     )
 $function$;
 
--- The data that commands were sent with, or last edited to; null where they are gone.
+-- The data that commands were sent with, or last edited to, and replies as a whole; null where they are gone.
 CREATE OR REPLACE FUNCTION commandbus.payloads(domain text, command_ids uuid[])
 RETURNS TABLE (command_id uuid, data jsonb)
 LANGUAGE plpgsql
@@ -56,12 +56,12 @@ STABLE
 SET search_path = pg_catalog, pg_temp
 AS $function$
 DECLARE
+    _domain public.command_bus_domain := commandbus.require_domain(payloads.domain);
     _rows bigint[];
 BEGIN
-    PERFORM commandbus.require_domain(payloads.domain);
     _rows := commandbus.rows_of(payloads.domain, payloads.command_ids);
     RETURN QUERY
-    SELECT m.command_id, m.message -> 'data'
+    SELECT m.command_id, CASE WHEN _domain.replies THEN m.message ELSE m.message -> 'data' END
     FROM unnest(_rows, payloads.command_ids, commandbus.messages_of(payloads.domain, _rows)) AS m(id, command_id, message)
     WHERE m.id IS NOT NULL;
 END;

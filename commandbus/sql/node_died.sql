@@ -81,7 +81,7 @@ DECLARE
 BEGIN
     EXECUTE format(
         'SELECT array_agg(commandbus.command_id_of(q.message)) FROM pgmq.%I q WHERE q.read_ct > 0',
-        'q_' || leases_of.domain || '__commands')
+        'q_' || commandbus.queue_of(leases_of.domain))
     INTO _ids;
     SELECT array_agg(c.id) INTO _rows
     FROM public.command_bus_command c

@@ -50,7 +50,6 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _domain public.command_bus_domain;
-    _queue text := requeue.domain || '__commands';
     _now timestamptz := clock_timestamp();
     _troubled bigint[];
     _rows bigint[];
@@ -71,6 +70,7 @@ BEGIN
                CASE WHEN requeue.data IS NULL THEN m.message ELSE commandbus.command_envelope(c, m.data) END AS message,
                CASE
                    WHEN (c.id = ANY (_troubled)) IS NOT TRUE THEN format('its status is %s', c.status)
+                   WHEN requeue.data IS NOT NULL AND _domain.replies THEN 'it is a reply, which nobody may change'
                    WHEN requeue.data IS NULL AND m.message IS NULL THEN 'its payload is no longer in the archive'
                    WHEN octet_length(m.data::text) > _domain.max_payload_bytes
                    THEN format('its new data take more than the %s bytes that the domain allows', _domain.max_payload_bytes)
@@ -87,7 +87,7 @@ BEGIN
     FROM wanted w;
 
     IF _ids IS NOT NULL THEN
-        SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_queue, _messages, _now) AS s(msg_id);
+        SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_domain.queue_name, _messages, _now) AS s(msg_id);
         IF requeue.data IS NOT NULL THEN
             INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
             SELECT requeue.domain, c.command_id, 'OPERATOR_EDIT', _now,

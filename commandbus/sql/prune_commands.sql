@@ -68,7 +68,7 @@ BEGIN
     DELETE FROM public.command_bus_payload_archive a
     WHERE a.domain = prune_commands.domain AND a.command_id = ANY (_ids);
     -- PGMQ has no function that deletes from its archive.
-    EXECUTE format('DELETE FROM pgmq.%I AS a WHERE a.msg_id = ANY ($1)', 'a_' || prune_commands.domain || '__commands')
+    EXECUTE format('DELETE FROM pgmq.%I AS a WHERE a.msg_id = ANY ($1)', 'a_' || commandbus.queue_of(prune_commands.domain))
     USING _msg_ids;
     RETURN cardinality(_rows);
 END;

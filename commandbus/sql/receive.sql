@@ -57,9 +57,12 @@ BEGIN
     SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message), array_agg(m.command_id)
     INTO _msg_ids, _read_cts, _messages, _ids
     FROM commandbus.read_ready(
-        receive.domain || '__commands', receive.qty, _now, _until, receive.floor, receive.leave) AS m;
+        _domain.queue_name, receive.qty, _now, _until, receive.floor, receive.leave) AS m;
     IF _msg_ids IS NULL THEN
         RETURN;
+    END IF;
+    IF _domain.replies THEN
+        PERFORM commandbus.adopt_replies(_domain, _ids, _msg_ids, _messages, _now);
     END IF;
     _rows := commandbus.rows_of(receive.domain, _ids);
 
@@ -91,7 +94,8 @@ BEGIN
                jsonb_build_object('attempt', l.attempts, 'msg_id', l.msg_id, 'node_id', receive.node_id)
         FROM leased l
     )
-    SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at, l.message -> 'data',
+    SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
+           CASE WHEN _domain.replies THEN l.message ELSE l.message -> 'data' END,
            l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at
     FROM leased l
     ORDER BY l.msg_id;
@@ -144,17 +148,48 @@ BEGIN
 END;
 $function$;
 
--- The command that a message belongs to; null if it does not say so. No SET clause, so that PostgreSQL can inline it.
+-- The command that a message belongs to; null if it does not say so. A reply belongs to the command that stands for its
+-- handling, whose id is made of the domain and the id of the command that it answers. No SET clause, so that PostgreSQL
+-- can inline it.
 CREATE OR REPLACE FUNCTION commandbus.command_id_of(message jsonb)
 RETURNS uuid
 LANGUAGE sql
 IMMUTABLE
 AS $function$
     SELECT CASE
-        WHEN (message OPERATOR(pg_catalog.->>) 'command_id')
-             OPERATOR(pg_catalog.~*) '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-        THEN (message OPERATOR(pg_catalog.->>) 'command_id')::pg_catalog.uuid
+        WHEN ((message OPERATOR(pg_catalog.->>) 'command_id')
+              OPERATOR(pg_catalog.~*) '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$') IS NOT TRUE
+        THEN NULL
+        WHEN message OPERATOR(pg_catalog.?) 'outcome'
+        THEN pg_catalog.md5((message OPERATOR(pg_catalog.->>) 'domain') OPERATOR(pg_catalog.||) '/' OPERATOR(pg_catalog.||)
+                            pg_catalog.lower(message OPERATOR(pg_catalog.->>) 'command_id'))::pg_catalog.uuid
+        ELSE (message OPERATOR(pg_catalog.->>) 'command_id')::pg_catalog.uuid
     END
+$function$;
+
+-- Makes a command of every reply that has none yet: from then on its handling is leased, retried, audited and looked
+-- after like any other. Nobody is sent a reply to a reply.
+CREATE OR REPLACE FUNCTION commandbus.adopt_replies(
+    domain public.command_bus_domain, ids uuid[], msg_ids bigint[], messages jsonb[], now timestamptz
+)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    INSERT INTO public.command_bus_command (
+        domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
+        created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally
+    )
+    SELECT (domain).name, (domain).queue_name, m.msg_id, m.id, m.message ->> 'type', 'PENDING', (domain).max_attempts,
+           now, now, NULL, (m.message ->> 'correlation_id')::uuid,
+           sha256(convert_to(m.message::text, 'UTF8')), false
+    FROM unnest(ids, msg_ids, messages) AS m(id, msg_id, message)
+    WHERE m.id IS NOT NULL
+      AND m.message ->> 'outcome' IN ('SUCCESS', 'FAILED', 'CANCELED')
+      AND m.message ->> 'type' <> ''
+      AND m.message ->> 'correlation_id' ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+    ORDER BY m.id
+    ON CONFLICT DO NOTHING
 $function$;
 
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
@@ -172,7 +207,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
-    _queue text := set_aside.domain || '__commands';
+    _queue text := commandbus.queue_of(set_aside.domain);
     _rows bigint[] := commandbus.rows_of(set_aside.domain, set_aside.command_ids);
     _unreadable bigint[];
     _stale bigint[];

@@ -59,7 +59,7 @@ BEGIN
 
     EXECUTE format(
         'UPDATE pgmq.%I q SET vt = $1, read_ct = q.read_ct + 1 WHERE q.msg_id = $2 RETURNING q.read_ct, q.message',
-        'q_' || receive_suspect.domain || '__commands')
+        'q_' || _domain.queue_name)
     INTO _read_ct, _message
     USING _until, _msg_id;
     DELETE FROM public.command_bus_suspect s WHERE s.id = _id;
@@ -85,7 +85,8 @@ BEGIN
                    'attempt', l.attempts, 'msg_id', l.msg_id, 'node_id', receive_suspect.node_id, 'isolated', true)
         FROM leased l
     )
-    SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at, _message -> 'data',
+    SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
+           CASE WHEN _domain.replies THEN _message ELSE _message -> 'data' END,
            l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at
     FROM leased l;
 END;

@@ -42,7 +42,7 @@ BEGIN
     SELECT array_agg(r.command_id), array_agg(r.msg_id) INTO _ids, _msg_ids FROM released r;
 
     IF _ids IS NOT NULL THEN
-        PERFORM pgmq.set_vt(release.domain || '__commands', _msg_ids, _now + make_interval(secs => release.delay));
+        PERFORM pgmq.set_vt(commandbus.queue_of(release.domain), _msg_ids, _now + make_interval(secs => release.delay));
         RETURN QUERY SELECT unnest(_ids);
     END IF;
 END;

@@ -31,7 +31,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _domain public.command_bus_domain;
-    _queue text := send.domain || '__commands';
+    _queue text;
     _now timestamptz := clock_timestamp();
     _bad record;
     _too_large uuid[];
@@ -54,6 +54,13 @@ DECLARE
 BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(send.domain);
+    _queue := _domain.queue_name;
+    IF _domain.replies THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('no command can be sent to %L', send.domain),
+            HINT = 'It stands for a reply queue. Send to the domain whose commands are answered there';
+    END IF;
 
     SELECT i.* INTO _bad
     FROM unnest(send.command_ids, send.command_types, send.data, send.delays, send.max_attempts)

@@ -24,7 +24,7 @@ def run_pending(
     ran = 0
     while ran < limit and (received := transitions.receive(domain, qty=1, vt=VT)):
         for one in received:
-            handler = handlers.get(domain, one.command.command_type)
+            handler = handlers.of(one.command)
             apply(transitions, domain, executor.execute(Work(domain, handler, (one,))), grace=0)
             ran += 1
     return ran

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db.models import F
 
 from commandbus import conf
-from commandbus.models import Command
+from commandbus.models import Command, Domain
 from commandbus.pgmq.client import PgmqClient
 
 
@@ -13,7 +13,8 @@ def advance(domain: str, seconds: float) -> None:
     """Move the clock of a domain: delays, backoffs and leases end that much earlier."""
     using = conf.current().database_of(domain)
     by = timedelta(seconds=seconds)
-    PgmqClient(using).shift_visibility(f"{domain}__commands", by)
+    queue = Domain.objects.using(using).values_list("queue_name", flat=True).get(name=domain)
+    PgmqClient(using).shift_visibility(queue, by)
     leased = Command.objects.using(using).filter(domain=domain, lease_expires_at__isnull=False)
     leased.update(lease_expires_at=F("lease_expires_at") - by)
 

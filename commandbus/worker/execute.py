@@ -19,12 +19,14 @@ from commandbus import conf
 from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError
 from commandbus.handlers import Handler
 from commandbus.messages import (
+    Command,
     ErrorInfo,
     Failure,
     Finish,
     Lease,
     Reason,
     ReceivedCommand,
+    Reply,
     Status,
     json_object,
 )
@@ -142,10 +144,11 @@ class Executor:
         if self.using is not None and self.turn.session is None:
             self.turn.session = Session(connections[self.using])
         context = self._context(work)
+        arguments = [_argument(handler, received) for received in work.received]
         if handler.batch_size is None:
-            [received] = work.received
-            return [_finish(received, call(handler, received.command, context))]
-        results = call(handler, [received.command for received in work.received], context)
+            [received], [argument] = work.received, arguments
+            return [_finish(received, call(handler, argument, context))]
+        results = call(handler, arguments, context)
         if results is None:
             results = [None] * len(work.received)
         if not isinstance(results, Sequence) or len(results) != len(work.received):
@@ -289,6 +292,10 @@ def _finish(received: ReceivedCommand, result: object) -> Finish:
         raise PermanentCommandError("INVALID_RESULT", str(error)) from None
     assert isinstance(result, Mapping)  # noqa: S101 - json_object has checked it
     return Finish(received.lease, Status.COMPLETED, result)
+
+
+def _argument(handler: Handler, received: ReceivedCommand) -> Command | Reply:
+    return Reply.from_json(received.command.data) if handler.replies else received.command
 
 
 def _invalid(received: ReceivedCommand) -> Failure:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from commandbus import nodes
-from commandbus.handlers import HandlerRegistry
+from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.messages import ReceivedCommand
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.keeper import Keeper
@@ -171,13 +171,12 @@ class Fetcher:
     def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
         """One piece of work per command; for bulk handlers one per batch."""
         works = []
-        for command_type, same in groupby(
-            sorted(received, key=lambda r: (r.command.command_type, r.lease.msg_id)), lambda r: r.command.command_type
-        ):
-            handler = self.handlers.get(domain, command_type)
+        same: dict[tuple[str, Handler | None], list[ReceivedCommand]] = defaultdict(list)
+        for one in sorted(received, key=lambda r: r.lease.msg_id):
+            same[(one.command.command_type, self.handlers.of(one.command))].append(one)
+        for (_, handler), commands in same.items():
             if handler is None:
                 self._missed.add(domain)
-            commands = list(same)
             size = handler.batch_size if handler and handler.batch_size else 1
             works += [
                 Work(domain, handler, tuple(commands[start : start + size])) for start in range(0, len(commands), size)

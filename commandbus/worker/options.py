@@ -42,7 +42,7 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         if not self.domains:
-            raise ConfigurationError("a worker needs at least one domain")
+            raise ConfigurationError("a worker needs at least one domain, or --replies with one")
         for option in ("concurrency", "vt", "max_commands", "max_memory"):
             value = getattr(self, option)
             if value is not None and value < 1:

@@ -16,11 +16,11 @@ from django.db import DatabaseError, InterfaceError, connections
 from commandbus.exceptions import ConfigurationError
 from commandbus.worker import child
 from commandbus.worker.board import Board
+from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.log import log
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
 from commandbus.worker.reload import SourceFiles
 from commandbus.worker.reports import LOOK_SECONDS, Death, Reports
-from commandbus.worker.worker import databases_of, require_domains, require_pool
 
 TICK_SECONDS = 0.25
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0

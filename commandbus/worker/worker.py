@@ -14,14 +14,13 @@ from django.db import DatabaseError, InterfaceError, OperationalError, close_old
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from commandbus import conf, install, nodes
-from commandbus.exceptions import ConfigurationError
+from commandbus import conf, nodes
 from commandbus.handlers import HandlerRegistry, registry
-from commandbus.models import Domain
 from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, Listener, clear_idle, set_idle
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.backlog import Backlog
 from commandbus.worker.board import Board
+from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.execute import Executor, drop_dead_connection
 from commandbus.worker.fetch import Fetcher
 from commandbus.worker.finish import Finisher
@@ -32,8 +31,6 @@ from commandbus.worker.memory import megabytes
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
 from commandbus.worker.turn import Session, Turn
 from commandbus.worker.work import Outcome, Release, Work
-
-CONNECTIONS_BESIDE_EXECUTORS = 3  # fetcher, finisher, keeper; the listener's is not from Django's pool
 
 STUCK_SECONDS = 1.0
 """How long a thread that was written off may go on until its process is recycled because of it."""
@@ -386,34 +383,3 @@ def _end_session(session: Session) -> None:
         session.end()
     except Exception as error:  # noqa: BLE001 - the database may be away, or the handler has closed it itself
         log(logging.WARNING, "session.not_ended", error=error)
-
-
-def databases_of(domains: tuple[str, ...]) -> dict[str, str]:
-    config = conf.current()
-    return {domain: config.database_of(domain) for domain in dict.fromkeys(domains)}
-
-
-def require_domains(using: str, domains: list[str]) -> None:
-    """Register what the settings and the handlers name, and raise ConfigurationError for a domain that nobody named."""
-    install.register_domains(using)
-    known = set(Domain.objects.using(using).values_list("name", flat=True))
-    for domain in domains:
-        if domain not in known:
-            raise ConfigurationError(
-                f"domain {domain!r} is not registered; known: {', '.join(sorted(known)) or 'none'}; "
-                f"add it to COMMANDBUS['DOMAINS'] or write a handler for it"
-            )
-
-
-def require_pool(using: str, concurrency: int) -> None:
-    pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
-    if not pool:
-        return
-    options = pool if isinstance(pool, dict) else {}
-    size = options.get("max_size") or options.get("min_size", 4)
-    needed = concurrency + CONNECTIONS_BESIDE_EXECUTORS
-    if size < needed:
-        raise ConfigurationError(
-            f"the connection pool of database {using!r} holds {size} connections, and this worker needs {needed}; "
-            f"raise OPTIONS['pool']['max_size'] or lower --concurrency"
-        )

@@ -17,9 +17,11 @@ from commandbus import (
     Command,
     Context,
     PermanentCommandError,
+    Reply,
     RetryPolicy,
     TransientCommandError,
     command_handler,
+    reply_handler,
     send_command,
 )
 from tests.failpoints import reached
@@ -94,6 +96,18 @@ if "COMMANDBUS_TEST_OLD_CODE" not in os.environ:
     @command_handler("orders", "NewKind")
     def new_kind(command: Command, context: Context) -> None:
         """What the code before this deployment did not know."""
+
+
+@command_handler("orders", "Echo")
+def echo(command: Command, context: Context) -> dict[str, Any]:
+    """Tells whoever handles the reply what to do."""
+    return command.data
+
+
+@reply_handler("sales", retry_policy=QUICKLY)
+def note_reply(reply: Reply, context: Context) -> None:
+    Order.objects.create(number=f"{reply.command_id} {reply.outcome}")
+    obey(reply.data, context)
 
 
 @command_handler("orders", "Hang", retry_policy=RetryPolicy(max_attempts=1), timeout=0.2)

@@ -351,7 +351,9 @@ def test_a_handler_that_breaks_its_own_transaction_is_tried_again() -> None:
 
 def test_a_database_that_is_away_does_not_starve_the_domains_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(WorkerOptions(domains=("orders", "other")))
-    found = [SimpleNamespace(command=SimpleNamespace(command_type="X"), lease=SimpleNamespace(msg_id=1))]
+    found = [
+        SimpleNamespace(command=SimpleNamespace(domain="orders", command_type="X"), lease=SimpleNamespace(msg_id=1))
+    ]
     asked = []
 
     def receive(domain: str, room: int, **_: Any) -> list[Any] | None:

@@ -23,8 +23,9 @@ from commandbus import (
 from commandbus.exceptions import ConfigurationError, LeaseLostError
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.models import Command, Node
+from commandbus.worker.domains import CONNECTIONS_BESIDE_EXECUTORS, require_pool
 from commandbus.worker.options import Ending, WorkerOptions
-from commandbus.worker.worker import CONNECTIONS_BESIDE_EXECUTORS, Worker, require_pool
+from commandbus.worker.worker import Worker
 from tests.helpers import (
     PATIENCE,
     barrier,

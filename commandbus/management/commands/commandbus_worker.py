@@ -8,16 +8,23 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from commandbus.exceptions import ConfigurationError
+from commandbus.worker.domains import reply_queues_of
 from commandbus.worker.log import show_log
 from commandbus.worker.options import WorkerOptions
 from commandbus.worker.supervisor import Supervisor
 
 
 class Command(BaseCommand):
-    help = "Work off the commands of one or several domains, until SIGTERM or SIGINT; a second signal ends it at once."
+    help = (
+        "Work off the commands of one or several domains, or their replies, until SIGTERM or SIGINT; "
+        "a second signal ends it at once."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("domains", nargs="+", metavar="domain")
+        parser.add_argument("domains", nargs="*", metavar="domain")
+        parser.add_argument(
+            "--replies", nargs="+", action="extend", default=[], metavar="domain", help="handle the replies of these"
+        )
         parser.add_argument("--processes", type=int, default=1, help="worker processes (1)")
         parser.add_argument("--concurrency", type=int, default=10, help="handlers that run at once per process (10)")
         parser.add_argument("--vt", type=int, default=30, help="seconds of a lease (30)")
@@ -36,7 +43,7 @@ class Command(BaseCommand):
         try:
             supervisor = Supervisor(
                 WorkerOptions(
-                    domains=tuple(options["domains"]),
+                    domains=(*options["domains"], *reply_queues_of(options["replies"])),
                     concurrency=options["concurrency"],
                     vt=options["vt"],
                     use_notify=not options["no_notify"],
