@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from django.apps import AppConfig
 from commandbus import conf
 from commandbus.exceptions import ConfigurationError
 from commandbus.policies import RetryPolicy
+from commandbus.typed import Reader, data_type, reader_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Handler:
     transactional: bool = True
     timeout: float | None = None
     batch_size: int | None = None
+    read: Reader | None = field(default=None, compare=False)
+    """Makes the data what the function's annotation says; None if that is a dict. Known once it is registered."""
 
     @property
     def policy(self) -> RetryPolicy:
@@ -57,7 +60,7 @@ class HandlerRegistry:
                 f"{handler.domain}/{handler.command_type} has two handlers: "
                 f"{self._handlers[key].name} and {handler.name}; keep one"
             )
-        self._handlers[key] = handler
+        self._handlers[key] = replace(handler, read=_reader(handler))
 
     def get(self, domain: str, command_type: str) -> Handler | None:
         return self._handlers.get((domain, command_type))
@@ -95,6 +98,8 @@ def command_handler(
     `transactional=False` is for handlers that only do outside I/O; they run at least once.
     With `batch_size` it gets a list of up to that many commands and one transaction: `handler(commands, context)`.
     `timeout` is in seconds; a handler that takes longer has failed and is tried again.
+    A `command: Command[Debit]` gets its data as a Debit, which is a dataclass or a pydantic model (in bulk
+    `commands: list[Command[Debit]]`). Data that does not fit goes to the Troubleshooting Queue.
     """
 
     def register(function: F) -> F:
@@ -105,7 +110,7 @@ def command_handler(
 
 
 def _check(handler: Handler) -> None:
-    what = f"handler {handler.name} for {handler.domain}/{handler.command_type}"
+    what = _what(handler)
     conf.check_domain_name(handler.domain)
     if not isinstance(handler.command_type, str) or not 1 <= len(handler.command_type) <= 255:
         raise ConfigurationError(f"{what}: the command type must have 1 to 255 characters")
@@ -117,6 +122,18 @@ def _check(handler: Handler) -> None:
         inspect.signature(handler.function).bind(object(), object())
     except TypeError:
         raise ConfigurationError(f"{what} must take two arguments: command and context") from None
+
+
+def _reader(handler: Handler) -> Reader | None:
+    try:
+        kind = data_type(handler.function, bulk=handler.batch_size is not None)
+        return None if kind is None else reader_of(kind)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{_what(handler)}: {error}") from error
+
+
+def _what(handler: Handler) -> str:
+    return f"handler {handler.name} for {handler.domain}/{handler.command_type}"
 
 
 def discover(apps: Iterable[AppConfig], module_name: str) -> list[str]:
