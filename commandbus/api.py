@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from datetime import timedelta
 from itertools import islice
-from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -21,7 +20,7 @@ from commandbus.exceptions import (
     UnknownQueueError,
 )
 from commandbus.handlers import registry
-from commandbus.messages import NewCommand, Status, storable
+from commandbus.messages import Data, NewCommand, Status, storable
 from commandbus.models import Audit, Command, Domain
 from commandbus.pgmq.client import PgmqClient
 from commandbus.pgmq.notify import notify_sent
@@ -37,7 +36,7 @@ def send_command(
     domain: str,
     command_type: str,
     command_id: UUID,
-    data: dict[str, Any],
+    data: Data,
     *,
     reply_to: str | None = None,
     correlation_id: UUID | None = None,
@@ -46,7 +45,8 @@ def send_command(
     """Send a command in the current transaction and answer its id.
 
     Sending the same id with the same content again succeeds and does nothing; with other content it raises
-    DuplicateCommandError. Neither breaks the transaction. `delay` is in seconds.
+    DuplicateCommandError. Neither breaks the transaction. `data` is a dict, or an instance of a dataclass or of a
+    pydantic model. `delay` is in seconds.
     """
     command = NewCommand(command_type, command_id, data, reply_to, correlation_id, _seconds(delay))
     return _send(domain, [command])[0]
@@ -67,7 +67,7 @@ async def asend_command(
     domain: str,
     command_type: str,
     command_id: UUID,
-    data: dict[str, Any],
+    data: Data,
     *,
     reply_to: str | None = None,
     correlation_id: UUID | None = None,

@@ -10,7 +10,7 @@ from uuid import UUID
 from commandbus import api, conf
 from commandbus.exceptions import LeaseLostError
 from commandbus.handlers import Handler, HandlerFunction, registry
-from commandbus.messages import Finish, ReceivedCommand, Status, json_object
+from commandbus.messages import Data, Finish, ReceivedCommand, Status, json_object
 from commandbus.policies import RetryPolicy
 from commandbus.transitions import PostgresTransitions, Transitions
 from commandbus.worker.options import WorkerOptions
@@ -26,7 +26,7 @@ class CommandBus:
         domain: str,
         command_type: str,
         command_id: UUID,
-        data: dict[str, Any],
+        data: Data,
         reply_to: str | None = None,
         correlation_id: UUID | None = None,
         delay: float | timedelta | None = None,

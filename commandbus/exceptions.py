@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +17,26 @@ class ConfigurationError(CommandBusError):
 
 class InvalidCommandError(CommandBusError, ValueError):
     """What was given for a command cannot be used as it is. Nothing was written."""
+
+
+class InvalidDataError(CommandBusError, ValueError):
+    """The data of a command does not fit what its handler asks for.
+
+    `errors` has the path of each wrong field ("lines.0.amount", or "" for the whole) and what is wrong with it. The
+    value itself is not repeated: it may be a secret.
+    """
+
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        self.errors = errors
+        super().__init__(errors)
+
+    def under(self, key: object) -> list[tuple[str, str]]:
+        """The errors as seen from the object or array that holds this value under `key`."""
+        shown = str(key)[:100]  # a key is data too, and as long as it likes
+        return [(f"{shown}.{field}" if field else shown, message) for field, message in self.errors]
+
+    def __str__(self) -> str:
+        return "; ".join(f"{field}: {message}" if field else message for field, message in self.errors)
 
 
 class UnknownDomainError(CommandBusError):

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +15,9 @@ from django.apps import AppConfig
 
 from commandbus import conf
 from commandbus.exceptions import ConfigurationError
-from commandbus.messages import Command
+from commandbus.messages import Command, Reply
 from commandbus.policies import RetryPolicy
+from commandbus.typed import Reader, data_type, reader_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Handler:
     batch_size: int | None = None
     replies: bool = False
     """It handles what arrives in the domain's reply queue."""
+    read: Reader | None = field(default=None, compare=False)
+    """Makes the data what the function's annotation says; None if that is a dict. Known once it is registered."""
 
     @property
     def policy(self) -> RetryPolicy:
@@ -64,6 +67,7 @@ class HandlerRegistry:
             raise ConfigurationError(
                 f"{handler.domain}/{handler.command_type} has two handlers: {other.name} and {handler.name}; keep one"
             )
+        handler = replace(handler, read=_reader(handler))
         if handler.replies:
             self._reply_handlers[handler.domain] = handler
         else:
@@ -127,6 +131,8 @@ def command_handler(
     `transactional=False` is for handlers that only do outside I/O; they run at least once.
     With `batch_size` it gets a list of up to that many commands and one transaction: `handler(commands, context)`.
     `timeout` is in seconds; a handler that takes longer has failed and is tried again.
+    A `command: Command[Debit]` gets its data as a Debit, which is a dataclass or a pydantic model (in bulk
+    `commands: list[Command[Debit]]`). Data that does not fit goes to the Troubleshooting Queue.
     """
 
     def register(function: F) -> F:
@@ -160,7 +166,7 @@ def reply_handler(
 
 
 def _check(handler: Handler) -> None:
-    what = f"handler {handler.name} for {handler.domain}/{handler.command_type}"
+    what = _what(handler)
     conf.check_domain_name(handler.domain)
     if not isinstance(handler.command_type, str) or not 1 <= len(handler.command_type) <= 255:
         raise ConfigurationError(f"{what}: the command type must have 1 to 255 characters")
@@ -172,6 +178,20 @@ def _check(handler: Handler) -> None:
         inspect.signature(handler.function).bind(object(), object())
     except TypeError:
         raise ConfigurationError(f"{what} must take two arguments: command and context") from None
+
+
+def _reader(handler: Handler) -> Reader | None:
+    if handler.replies:
+        return Reply.from_json
+    try:
+        kind = data_type(handler.function, bulk=handler.batch_size is not None)
+        return None if kind is None else reader_of(kind)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{_what(handler)}: {error}") from error
+
+
+def _what(handler: Handler) -> str:
+    return f"handler {handler.name} for {handler.domain}/{handler.command_type}"
 
 
 def discover(apps: Iterable[AppConfig], module_name: str) -> list[str]:

@@ -9,12 +9,33 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from uuid import UUID
 
-from commandbus.exceptions import InvalidCommandError
+from commandbus.exceptions import InvalidCommandError, InvalidDataError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    # Type checkers know it without its being installed. They read a plain `Command` as one with a dict.
+    from typing_extensions import TypeVar
+
+    Data_co = TypeVar("Data_co", covariant=True, default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    Data_co = TypeVar("Data_co", covariant=True)
 
 ERROR_TEXT_LIMIT = 10_000
+
+
+class PydanticModel(Protocol):
+    def model_dump(self) -> dict[str, Any]: ...
+
+
+Data: TypeAlias = "Mapping[str, Any] | DataclassInstance | PydanticModel"
+"""What can be sent: a dict, or an instance of a dataclass or of a pydantic model."""
 
 
 class Status(enum.StrEnum):
@@ -62,15 +83,15 @@ class NewCommand:
 
     command_type: str
     command_id: UUID
-    data: Mapping[str, Any]
+    data: Data
     reply_to: str | None = None
     correlation_id: UUID | None = None
     delay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What a handler gets."""
+class Command(Generic[Data_co]):
+    """What a handler gets. Its data is a dict, or what the handler's annotation says: `Command[Debit]`."""
 
     command_id: UUID
     command_type: str
@@ -78,7 +99,11 @@ class Command:
     correlation_id: UUID
     reply_to: str | None
     created_at: datetime
-    data: dict[str, Any]
+    data: Data_co
+
+    if not TYPE_CHECKING:
+        # Generic's own makes a `Command[Debit](…)` that fails: Python 3.11 trips over frozen dataclasses with slots.
+        __class_getitem__ = classmethod(GenericAlias)
 
 
 class ReplyOutcome(enum.StrEnum):
@@ -111,7 +136,7 @@ class Reply:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Reply:
-        """Raises InvalidCommandError if it is not the envelope of a reply."""
+        """Raises InvalidDataError if it is not the envelope of a reply."""
         try:
             error = body["error"]
             return cls(
@@ -125,7 +150,7 @@ class Reply:
                 error=None if error is None else ReplyError(error["code"], error["message"], error["class"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise InvalidCommandError(f"this is not a reply: {type(problem).__name__}: {problem}") from None
+            raise InvalidDataError([("", f"this is not the envelope of a reply: {type(problem).__name__}")]) from None
 
 
 def handling_id(reply: Reply) -> UUID:

@@ -35,6 +35,7 @@ from commandbus.messages import (
     Status,
     json_object,
 )
+from commandbus.typed import data_json
 
 
 class Transitions(Protocol):
@@ -332,7 +333,7 @@ def too_large(command_id: UUID, than: str) -> InvalidCommandError:
 
 
 def _body(command: NewCommand) -> str:
-    text = json_object(command.data, f"data of command {command.command_id}")
+    text = data_json(command)
     limit = conf.current().max_payload_bytes
     if len(text.encode()) > limit:
         raise too_large(command.command_id, f"the limit of {limit}")

@@ -3,13 +3,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.apps import AppConfig
 
-from commandbus import RetryPolicy, command_handler
+from commandbus import Command, RetryPolicy, command_handler
 from commandbus.exceptions import ConfigurationError
 from commandbus.handlers import Handler, HandlerRegistry, discover
 
@@ -58,6 +59,72 @@ def test_any_callable_can_be_a_handler() -> None:
 def test_a_handler_without_a_policy_takes_the_default() -> None:
     assert Handler("orders", "X", nothing).policy == RetryPolicy()
     assert Handler("orders", "X", nothing, RetryPolicy(max_attempts=7)).policy.max_attempts == 7
+
+
+@dataclass
+class Picture:
+    title: str
+    pixels: bytes
+
+
+def show(command: Command[Picture], context: Any) -> None: ...
+
+
+def test_a_handler_whose_data_cannot_be_read_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        HandlerRegistry().register(Handler("orders", "Show", show))
+    assert "handler tests.test_handlers.show for orders/Show: Picture.pixels has the type bytes" in str(caught.value)
+
+
+def test_a_handler_whose_annotation_cannot_be_resolved_is_refused_where_it_is_declared() -> None:
+    class Local:
+        pass
+
+    def handle(command: Command[Local], context: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        HandlerRegistry().register(Handler("orders", "X", handle))
+    assert "handle for orders/X: its annotation Command[Local] cannot be resolved" in str(caught.value)
+    assert "import them at run time" in str(caught.value)
+
+
+TYPED_HANDLER = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from commandbus import Command, command_handler
+
+if TYPE_CHECKING:
+    from commandbus import Context
+
+@dataclass
+class Debit:
+    amount: int
+
+@command_handler("orders", "FoundTyped")
+def found(command: Command[Debit], context: Context) -> None: ...
+"""
+
+
+@pytest.mark.parametrize("app", [{"handlers.py": TYPED_HANDLER}], indirect=True)
+def test_a_class_above_its_handler_is_found_while_the_module_is_imported(
+    app: AppConfig, commandbus_handlers: HandlerRegistry
+) -> None:
+    discover([app], "handlers")
+    handler = commandbus_handlers.get("orders", "FoundTyped")
+    assert handler is not None
+    assert handler.read is not None
+    assert handler.read({"amount": 3}).amount == 3
+
+
+def test_an_untyped_handler_reads_nothing() -> None:
+    handlers = HandlerRegistry()
+    handlers.register(Handler("orders", "X", nothing))
+    handler = handlers.get("orders", "X")
+    assert handler is not None
+    assert handler.read is None
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from commandbus import (
     send_command_and_wait,
     wait_for_reply,
 )
+from commandbus.exceptions import InvalidDataError
 from commandbus.messages import ErrorInfo, Finish, Status
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
@@ -122,7 +123,7 @@ def test_what_is_no_reply_is_refused(body: dict[str, Any]) -> None:
         "error": None,
     }
     assert Reply.from_json(good).domain == "orders"
-    with pytest.raises(InvalidCommandError, match="this is not a reply"):
+    with pytest.raises(InvalidDataError, match="this is not the envelope of a reply"):
         Reply.from_json({**good, **body} if body else {})
 
 

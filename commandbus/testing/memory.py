@@ -31,6 +31,7 @@ from commandbus.messages import (
 )
 from commandbus.testing.clock import Clock
 from commandbus.testing.pgmq import FakePgmqClient
+from commandbus.typed import data_json
 
 
 @dataclass
@@ -93,7 +94,7 @@ class InMemoryBus:
             if (domain, command.command_id) in self.commands:
                 outcomes.setdefault(command.command_id, "DUPLICATE")
                 continue
-            body = json.loads(json_object(command.data, "data"))
+            body = json.loads(data_json(command))
             stored = StoredCommand(
                 domain=domain,
                 command_id=command.command_id,
@@ -337,7 +338,8 @@ class InMemoryBus:
 
 
 def _content(command: NewCommand | StoredCommand) -> tuple[str, str]:
-    return command.command_type, json.dumps(json.loads(json_object(command.data, "data")), sort_keys=True)
+    data = json.loads(data_json(command)) if isinstance(command, NewCommand) else command.data
+    return command.command_type, json.dumps(data, sort_keys=True)
 
 
 def _remember(stored: StoredCommand, error: ErrorInfo) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
 
-from commandbus.messages import ErrorInfo, printable
+from commandbus.exceptions import InvalidDataError
+from commandbus.messages import ERROR_TEXT_LIMIT, ErrorInfo, printable, storable
+
+FIELDS_KEPT = 50
+"""Of how many wrong fields of one command the errors are kept, if they are not too long."""
 
 
 def error_info(error: BaseException) -> ErrorInfo:
@@ -24,6 +29,20 @@ def error_info(error: BaseException) -> ErrorInfo:
         details=details if isinstance(details, Mapping) else None,
         traceback=trace,
     )
+
+
+def invalid_data_info(error: InvalidDataError) -> ErrorInfo:
+    kept: list[dict[str, str]] = []
+    room = ERROR_TEXT_LIMIT - 100  # longer details would be kept as text only
+    for field, message in error.errors[:FIELDS_KEPT]:
+        one = {"field": storable(field, 300), "message": storable(message, 300)}
+        room -= len(json.dumps(one)) + 2
+        if room >= 0:
+            kept.append(one)
+    shown = [f"{one['field']}: {one['message']}" if one["field"] else one["message"] for one in kept]
+    if len(error.errors) > len(kept):
+        shown.append(f"and {len(error.errors) - len(kept)} more")
+    return ErrorInfo("InvalidData", "INVALID_DATA", "; ".join(shown), {"errors": kept})
 
 
 def _attribute(error: BaseException, name: str) -> object:

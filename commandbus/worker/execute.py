@@ -16,25 +16,23 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from commandbus import conf
-from commandbus.exceptions import InvalidCommandError, LeaseLostError, PermanentCommandError
+from commandbus.exceptions import InvalidCommandError, InvalidDataError, LeaseLostError, PermanentCommandError
 from commandbus.handlers import Handler
 from commandbus.messages import (
-    Command,
-    ErrorInfo,
     Failure,
     Finish,
     Lease,
     Reason,
     ReceivedCommand,
-    Reply,
     Status,
     json_object,
 )
 from commandbus.policies import Classifier, Decision, End, Retry, RetryPolicy, Troubleshoot
 from commandbus.transitions import Transitions
+from commandbus.typed import Reader, json_kind
 from commandbus.worker.call import call, timed_out
 from commandbus.worker.context import Context
-from commandbus.worker.errors import error_info
+from commandbus.worker.errors import error_info, invalid_data_info
 from commandbus.worker.log import log
 from commandbus.worker.log import logger as worker_logger
 from commandbus.worker.turn import Session, Turn, WrittenOffError
@@ -64,7 +62,9 @@ class Executor:
             return [Unhandled(lease) for lease in work.leases]
         broken = [received for received in work.received if not isinstance(received.command.data, Mapping)]
         if broken:
-            return [*(_invalid(received) for received in broken), *self._others(work, broken)]
+            return [*map(_no_object, broken), *self._others(work, broken)]
+        if work.handler.read is not None and work.data is None:
+            return self._execute_typed(work, work.handler, work.handler.read)
         started = time.monotonic()
         outcomes: list[Outcome]
         try:
@@ -88,6 +88,23 @@ class Executor:
         _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
         return outcomes
 
+    def _execute_typed(self, work: Work, handler: Handler, read: Reader) -> list[Outcome]:
+        """With the data as the handler wants it. A command whose data does not fit does not take the others along."""
+        outcomes: list[Outcome] = []
+        fitting: list[ReceivedCommand] = []
+        data: list[Any] = []
+        for received in work.received:
+            try:
+                data.append(read(received.command.data))
+                fitting.append(received)
+            except InvalidDataError as error:
+                outcomes.append(_invalid(received, error))
+            except BaseException as error:  # noqa: BLE001 - the application's classes may raise anything
+                outcomes.append(self._after(error, work, handler, received))
+        if fitting:
+            outcomes += self.execute(replace(work, received=tuple(fitting), data=tuple(data)))
+        return outcomes
+
     def time_out(self, work: Work) -> list[Outcome]:
         """What becomes of a call that was written off because it took too long."""
         assert work.handler is not None  # noqa: S101 - it has a timeout
@@ -109,7 +126,7 @@ class Executor:
             return [self._after_lost_connection(error, work, handler, received) for received in work.received]
         if len(work.received) > 1 and handler.transactional and self.using is not None:
             # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
-            return [outcome for one in work.received for outcome in self.execute(replace(work, received=(one,)))]
+            return [outcome for one in work.one_by_one() for outcome in self.execute(one)]
         return [self._after(error, work, handler, received) for received in work.received]
 
     def _others(self, work: Work, broken: Sequence[ReceivedCommand]) -> list[Outcome]:
@@ -144,11 +161,10 @@ class Executor:
         if self.using is not None and self.turn.session is None:
             self.turn.session = Session(connections[self.using])
         context = self._context(work)
-        arguments = [_argument(handler, received) for received in work.received]
         if handler.batch_size is None:
-            [received], [argument] = work.received, arguments
+            [received], [argument] = work.received, work.arguments
             return [_finish(received, call(handler, argument, context))]
-        results = call(handler, arguments, context)
+        results = call(handler, work.arguments, context)
         if results is None:
             results = [None] * len(work.received)
         if not isinstance(results, Sequence) or len(results) != len(work.received):
@@ -294,13 +310,22 @@ def _finish(received: ReceivedCommand, result: object) -> Finish:
     return Finish(received.lease, Status.COMPLETED, result)
 
 
-def _argument(handler: Handler, received: ReceivedCommand) -> Command | Reply:
-    return Reply.from_json(received.command.data) if handler.replies else received.command
+def _no_object(received: ReceivedCommand) -> Failure:
+    message = f"the data of the message is {json_kind(received.command.data)}, not a JSON object"
+    return _invalid(received, InvalidDataError([("", message)]))
 
 
-def _invalid(received: ReceivedCommand) -> Failure:
-    message = f"the data of the message is {received.command.data!r:.200}, not a JSON object"
-    return Failure(received.lease, ErrorInfo("InvalidData", "INVALID_DATA", message), reason=Reason.INVALID_DATA)
+def _invalid(received: ReceivedCommand, error: InvalidDataError) -> Failure:
+    command, info = received.command, invalid_data_info(error)
+    log(
+        logging.WARNING,
+        "command.invalid_data",
+        domain=command.domain,
+        type=command.command_type,
+        command_id=command.command_id,
+        message=info.message[:200],
+    )
+    return Failure(received.lease, info, reason=Reason.INVALID_DATA)
 
 
 def _log_lost(domain: str, outcomes: Sequence[Finish | Failure], kept: Any) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from commandbus.handlers import Handler
-from commandbus.messages import Failure, Finish, Lease, ReceivedCommand
+from commandbus.messages import Command, Failure, Finish, Lease, ReceivedCommand, Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,22 @@ class Work:
     domain: str
     handler: Handler | None
     received: tuple[ReceivedCommand, ...]
+    data: tuple[Any, ...] | None = None
+    """Of each command, as a typed handler wants it; of each reply, all of it."""
+
+    @property
+    def arguments(self) -> list[Command[Any]] | list[Reply]:
+        """What the handler gets, for each."""
+        if self.handler is not None and self.handler.replies:
+            return list(self.data or ())
+        commands = [received.command for received in self.received]
+        if self.data is None:
+            return commands
+        return [replace(command, data=data) for command, data in zip(commands, self.data, strict=True)]
+
+    def one_by_one(self) -> list[Work]:
+        """Each command alone, with its data to be read again: the handler may have changed what was read."""
+        return [replace(self, received=(one,), data=None) for one in self.received]
 
     @property
     def leases(self) -> list[Lease]:

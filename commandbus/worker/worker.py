@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -293,11 +292,11 @@ class Worker:
         again: list[Work] = []
         if len(overdue.received) > 1 and overdue.handler is not None and overdue.handler.transactional:
             # Nothing of the group was kept. Each alone, so that the late one does not take the others along.
-            again = [replace(overdue, received=(one,)) for one in overdue.received]
+            again = overdue.one_by_one()
         else:
             outcomes += self._executor(work.domain, Turn()).time_out(overdue)
-            # Of a group whose members were run one by one, the others did not take too long.
-            outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
+        # The others of the group did not take too long: they were run one by one, or their data does not fit.
+        outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
         self._board.end(seat.number)
         self._occupy(seat)
         self._ended(work, outcomes, ran=True, again=again)

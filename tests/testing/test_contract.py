@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,7 +20,7 @@ from commandbus.exceptions import (
     UnknownDomainError,
 )
 from commandbus.handlers import Handler, HandlerRegistry
-from commandbus.messages import ErrorInfo, Failure, Finish, NewCommand, Status
+from commandbus.messages import Command, ErrorInfo, Failure, Finish, NewCommand, Status
 from commandbus.models import Domain
 from commandbus.pgmq.client import PgmqClient
 from commandbus.policies import RetryPolicy
@@ -446,6 +448,35 @@ def test_a_bulk_handler_is_called_with_a_list(setup: Setup) -> None:
     setup.bus.send(DOMAIN, [command])
     handle(setup, lambda commands, context: [{"n": len(commands)}], batch_size=10)
     assert setup.command(command.command_id).reply["data"] == {"n": 1}
+
+
+@dataclass
+class Shipment:
+    to: str
+    within: timedelta
+
+
+def ship_typed(command: Command[Shipment], context: Any) -> dict[str, Any]:
+    return {"to": command.data.to, "days": command.data.within.days}
+
+
+def test_a_typed_handler_gets_what_was_sent(setup: Setup) -> None:
+    command = NewCommand("Ship", uuid4(), Shipment("Rome", timedelta(days=3)))
+    again = NewCommand("Ship", command.command_id, {"within": 259200, "to": "Rome"})
+    assert setup.bus.send(DOMAIN, [command]) == {command.command_id: "SENT"}
+    assert setup.bus.send(DOMAIN, [command, again]) == {command.command_id: "DUPLICATE"}
+    assert handle(setup, ship_typed) == 1
+    assert setup.command(command.command_id).reply["data"] == {"to": "Rome", "days": 3}
+
+
+def test_data_that_does_not_fit_its_handler_goes_to_troubleshooting_at_once(setup: Setup) -> None:
+    command = new({"to": 7})
+    setup.bus.send(DOMAIN, [command])
+    assert handle(setup, ship_typed) == 1
+    stored = setup.command(command.command_id)
+    assert (stored.status, stored.last_error_code) == (Status.IN_TROUBLESHOOTING_QUEUE, "INVALID_DATA")
+    assert stored.last_error_msg == "to: must be a string, not an integer; within: missing"
+    assert setup.events(command.command_id) == ["SENT", "RECEIVED", "MOVED_TO_TROUBLESHOOTING_QUEUE"]
 
 
 def in_troubleshooting(setup: Setup) -> NewCommand:

@@ -182,7 +182,7 @@ def test_an_envelope_that_cannot_be_read_goes_to_troubleshooting() -> None:
     command = handling(command_id)
     assert command is not None
     assert command.last_error_code == "INVALID_DATA"
-    assert "yesterday" in (command.last_error_msg or "")
+    assert "not the envelope of a reply" in (command.last_error_msg or "")
 
 
 def test_the_same_reply_in_two_messages_is_handled_once() -> None:
