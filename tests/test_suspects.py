@@ -71,6 +71,55 @@ def test_only_what_a_dead_node_held_is_suspected(
     assert reload(command_id).attempts == (0 if suspected else 1)  # a delivery without a word is no attempt
 
 
+def test_who_has_only_begun_judges_after_a_very_long_silence(bus: PostgresTransitions) -> None:
+    """Where workers live for seconds only, as under cron, there is nobody who was heard of for longer."""
+    command_id = send()
+    holder = node(heartbeat_at=ago(300))
+    bus.receive("orders", qty=1, vt=30, node_id=holder)
+    advance("orders", 301)
+    assert bus.receive("orders", qty=1, vt=30, node_id=newcomer()) == []
+    assert suspects() == []
+    advance("orders", 60)
+    Node.objects.filter(node_id=holder).update(heartbeat_at=ago(360))
+    assert bus.receive("orders", qty=1, vt=30, node_id=newcomer()) == []
+    assert suspects() == [command_id]
+
+
+def newcomer() -> UUID:
+    node_id = uuid4()
+    nodes.register("default", node_id=node_id, name="n", role="worker", domains=["orders"], handled_types={})
+    return node_id
+
+
+def test_who_has_missed_its_own_heartbeats_accuses_nobody(bus: PostgresTransitions) -> None:
+    """The database stood still, for everybody. The first call that goes through must not be a verdict."""
+    send()
+    send()
+    other, judge = node(heartbeat_at=ago(3600)), node(heartbeat_at=ago(3600))
+    for node_id in (other, judge):
+        bus.receive("orders", qty=1, vt=30, node_id=node_id)
+    advance("orders", 3600)
+    assert bus.receive("orders", qty=2, vt=30, node_id=judge) == []
+    assert suspects() == []
+    nodes.heartbeat("default", judge)  # from now on it waits for the signs of life of the others
+    advance("orders", 2)
+    assert bus.receive("orders", qty=2, vt=30, node_id=judge) == []
+    assert suspects() == []
+
+
+def test_a_holder_that_is_back_gets_the_time_to_extend_its_leases(bus: PostgresTransitions) -> None:
+    command_id = send()
+    holder = node(heartbeat_at=ago(100))
+    bus.receive("orders", qty=1, vt=30, node_id=holder)
+    advance("orders", 100)
+    nodes.heartbeat("default", holder)
+    assert bus.receive("orders", qty=1, vt=30, node_id=node()) == []
+    Node.objects.filter(node_id=holder).update(heard_since=ago(40))  # it does not know of this one
+    advance("orders", 2)
+    [received] = bus.receive("orders", qty=1, vt=30, node_id=node())
+    assert (received.command.command_id, suspects()) == (command_id, [])
+
+
 def test_who_was_away_itself_calls_nobody_dead(bus: PostgresTransitions) -> None:
     """After an outage of the database every node is silent; the first one to come back must not accuse the others."""
     command_id = send()

@@ -99,7 +99,8 @@ BEGIN
             last_error_type = 'WorkerCrashed',
             last_error_code = 'WORKER_CRASHED',
             last_error_msg = format(
-                'the process that ran only this command died: %s times seen by its supervisor, %s times together with it',
+                'the process that ran only this command died %s times before the eyes of its supervisor; %s times it vanished '
+                'together with it, or stood still for too long',
                 c.crash_count, c.vanished_count),
             updated_at = _now
         WHERE c.id = ANY (convict.ids)

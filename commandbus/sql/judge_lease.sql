@@ -2,8 +2,9 @@
 --   SUSPECT  the holder is dead: it has ended, or was not heard of for several of its heartbeats. Its commands may have
 --            killed it.
 --   AGAIN    the holder lives, and has not extended the lease although it had the time: it does not know of it.
---   LEAVE    it may still be extended. So it is, too, while the judge has not been heard of for long enough itself: then
---            it was perhaps the database that nobody could reach.
+--   LEAVE    it may still be extended. So it is, too, while the judge was not heard of for a while itself, or has only
+--            begun: then it was perhaps the database that nobody could reach. Who has only begun may judge all the same
+--            after a very long silence, for where workers live for seconds only there is nobody else.
 -- Who leases without a node has no heartbeat, and is never accused.
 CREATE OR REPLACE FUNCTION commandbus.judge_lease(node_id uuid, lease_expires_at timestamptz, judge uuid)
 RETURNS text
@@ -25,11 +26,15 @@ BEGIN
     END IF;
     _patience := commandbus.patience(_node.heartbeat_seconds);
     IF _node.heartbeat_at > _now - _patience THEN
-        RETURN CASE WHEN judge_lease.lease_expires_at < _now - _patience THEN 'AGAIN' ELSE 'LEAVE' END;
+        RETURN CASE WHEN greatest(judge_lease.lease_expires_at, _node.heard_since) < _now - _patience
+                    THEN 'AGAIN' ELSE 'LEAVE' END;
     END IF;
     IF EXISTS (
         SELECT 1 FROM public.command_bus_node n
-        WHERE n.node_id = judge_lease.judge AND n.heard_since > _now - _patience
+        WHERE n.node_id = judge_lease.judge
+          AND (n.heartbeat_at <= _now - commandbus.patience(n.heartbeat_seconds)
+               OR n.heard_since > _now - _patience
+                  AND (n.heard_since > n.started_at OR _node.heartbeat_at > _now - 10 * _patience))
     ) THEN
         RETURN 'LEAVE';
     END IF;

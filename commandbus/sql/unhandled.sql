@@ -38,7 +38,12 @@ BEGIN
         WHERE n.stopped_at IS NULL AND n.heartbeat_at > _now - interval '1 minute'
           AND n.handled_types -> unhandled.domain ? t.command_type
     );
-    -- The clock of the grace period starts here, and register_types stops it.
+    -- The clock of the grace period starts here. It is stopped when a worker with a handler is seen, here or when it
+    -- starts (register_types).
+    UPDATE public.command_bus_command_type t SET unhandled_since = NULL
+    WHERE t.domain = unhandled.domain AND t.unhandled_since IS NOT NULL
+      AND t.command_type <> ALL (coalesce(_orphaned, '{}'))
+      AND t.command_type IN (SELECT c.command_type FROM public.command_bus_command c WHERE c.id = ANY (_rows));
     INSERT INTO public.command_bus_command_type AS t (domain, command_type, unhandled_since)
     SELECT unhandled.domain, o, _now FROM unnest(_orphaned) AS o ORDER BY o
     ON CONFLICT (domain, command_type) DO UPDATE SET unhandled_since = excluded.unhandled_since
@@ -56,7 +61,10 @@ BEGIN
     JOIN public.command_bus_command c ON c.id = w.id
     JOIN public.command_bus_command_type t ON t.domain = c.domain AND t.command_type = c.command_type
     WHERE c.command_type = ANY (_orphaned)
-      AND t.unhandled_since <= _now - make_interval(secs => _grace);
+      AND _now - make_interval(secs => _grace) >= greatest(t.unhandled_since, (
+          SELECT max(n.heartbeat_at) FROM public.command_bus_node n
+          WHERE n.handled_types -> unhandled.domain ? t.command_type
+      ));
 
     IF _hopeless.ids IS NOT NULL THEN
         _failed := ARRAY(

@@ -238,6 +238,8 @@ def _session(wrapper: BaseDatabaseWrapper) -> Session:
 def drop_dead_connection(using: str) -> None:
     """One that was ended while nobody used it, so that no command suffers. Costs nothing if there is no news on it."""
     wrapper = connections[using]
+    if wrapper.connection is not None and wrapper.connection.closed:
+        wrapper.close()  # a handler that has caught the error left it like this
     if wrapper.connection is not None:
         news = select.poll()
         news.register(wrapper.connection.fileno(), select.POLLIN)

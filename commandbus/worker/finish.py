@@ -8,10 +8,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from commandbus.messages import Failure, Finish, Reason
+from commandbus.models import Command
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.errors import error_info
 from commandbus.worker.execute import apply
@@ -20,10 +22,14 @@ from commandbus.worker.work import Outcome
 
 GROUP = 500
 GIVE_UP_SECONDS = 10.0
-LOCK_TIMEOUT = "2s"
+LOCK_TIMEOUT = "500ms"
 POSTPONE_SECONDS = 1.0
 PASSING = ("08", "25006", "40", "53", "55", "57")
 """SQLSTATEs that say nothing against the outcome: connection, a standby, deadlock, no resources, locked, canceled."""
+
+
+Groups = dict[tuple[str, type[Outcome]], list[Outcome]]
+"""By domain and kind."""
 
 
 class Finisher(threading.Thread):
@@ -56,18 +62,16 @@ class Finisher(threading.Thread):
             while not self._ended or self._postponed:
                 for (domain, _), outcomes in self._next_group().items():
                     self._apply(domain, outcomes)
+                for (domain, _), outcomes in self._due().items():
+                    self._apply(domain, outcomes, wait=False)
         finally:
             connections[self.transitions.using].close()
 
-    def _next_group(self) -> dict[tuple[str, type[Outcome]], list[Outcome]]:
+    def _next_group(self) -> Groups:
         """What has gathered, by domain and kind. Waits for the first, or until a postponed one is due."""
-        group: dict[tuple[str, type[Outcome]], list[Outcome]] = defaultdict(list)
+        group: Groups = defaultdict(list)
         now = time.monotonic()
-        due = [(domain, outcome) for at, domain, outcome in self._postponed if at <= now]
-        self._postponed = [entry for entry in self._postponed if entry[0] > now]
-        for domain, outcome in due:
-            group[(domain, type(outcome))].append(outcome)
-        wait = 0.0 if group else min((at - now for at, _, _ in self._postponed), default=None)
+        wait = min((max(0.0, at - now) for at, _, _ in self._postponed), default=None)
         for _ in range(GROUP):
             try:
                 item = self._outcomes.get(timeout=wait)
@@ -80,35 +84,46 @@ class Finisher(threading.Thread):
             wait = 0.0
         return group
 
-    def _apply(self, domain: str, outcomes: list[Outcome]) -> None:
+    def _due(self) -> Groups:
+        """What was postponed long enough. Apart from the rest, which need not wait for it again."""
+        now = time.monotonic()
+        due: Groups = defaultdict(list)
+        for at, domain, outcome in self._postponed:
+            if at <= now:
+                due[(domain, type(outcome))].append(outcome)
+        self._postponed = [entry for entry in self._postponed if entry[0] > now]
+        return due
+
+    def _apply(self, domain: str, outcomes: list[Outcome], *, wait: bool = True) -> None:
+        """With `wait` for a moment for whoever has locked one of the commands; else without those."""
         pause = 0.1
         while True:
             try:
-                self._tell(domain, outcomes)
-                break
+                self._tell(domain, outcomes, wait=wait)
+                return
             except Exception as error:  # noqa: BLE001 - this thread must not end: all others rely on it
                 if not self._is_away():
-                    self._not_taken(domain, outcomes, error)
+                    self._not_taken(domain, outcomes, error, wait=wait)
                     return
                 if self._must_give_up(domain, outcomes, error):
-                    break
+                    self._told(domain, outcomes)
+                    return
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
-        self._told(domain, outcomes)
 
-    def _not_taken(self, domain: str, outcomes: list[Outcome], error: Exception) -> None:
+    def _not_taken(self, domain: str, outcomes: list[Outcome], error: Exception, *, wait: bool) -> None:
         """One does not go through, or somebody has locked it. The others must not suffer."""
+        if _is_passing(error):
+            if wait:
+                self._apply(domain, outcomes, wait=False)
+            else:
+                self._postpone(domain, outcomes, error)
+            return
         if len(outcomes) > 1:
             for outcome in outcomes:
-                self._apply(domain, [outcome])
+                self._apply(domain, [outcome], wait=wait)
             return
         [outcome] = outcomes
-        if _is_passing(error):
-            if self._must_give_up(domain, outcomes, error):
-                self._told(domain, outcomes)
-            else:
-                self._postponed.append((time.monotonic() + POSTPONE_SECONDS, domain, outcome))
-            return
         log(logging.ERROR, "finish.refused", domain=domain, command_id=outcome.lease.command_id, error=error)
         if isinstance(outcome, Finish):
             # The database will never take it. An operator has to know, or the command would run for ever.
@@ -116,14 +131,35 @@ class Finisher(threading.Thread):
         else:
             self._told(domain, outcomes)
 
-    def _tell(self, domain: str, outcomes: list[Outcome]) -> None:
-        """In one transaction. Nobody's lock on one command may hold up the others for longer than the limit."""
+    def _tell(self, domain: str, outcomes: list[Outcome], *, wait: bool) -> None:
+        """In one transaction. A lock that somebody has on one command holds up the others for a moment only."""
         using = self.transitions.using
+        locked: set[UUID] = set()
         with transaction.atomic(using=using):
             with connections[using].cursor() as cursor:
                 # For this transaction only: behind a pooler, the session may be another client's next.
                 cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-            apply(self.transitions, domain, outcomes)
+            if not wait:
+                locked = self._locked(domain, [outcome.lease.command_id for outcome in outcomes])
+            free = [outcome for outcome in outcomes if outcome.lease.command_id not in locked]
+            apply(self.transitions, domain, free)
+        self._told(domain, free)
+        if locked:
+            self._postpone(domain, [outcome for outcome in outcomes if outcome.lease.command_id in locked], "locked")
+
+    def _locked(self, domain: str, command_ids: list[UUID]) -> set[UUID]:
+        """Those that somebody else has locked. The others are ours until the end of the transaction."""
+        commands = Command.objects.using(self.transitions.using).filter(domain=domain, command_id__in=command_ids)
+        ours = commands.order_by("id").select_for_update(skip_locked=True)
+        free = set(ours.values_list("command_id", flat=True))
+        return set(commands.values_list("command_id", flat=True)) - free
+
+    def _postpone(self, domain: str, outcomes: list[Outcome], why: object) -> None:
+        if self._must_give_up(domain, outcomes, why):
+            self._told(domain, outcomes)
+            return
+        later = time.monotonic() + POSTPONE_SECONDS
+        self._postponed += [(later, domain, outcome) for outcome in outcomes]
 
     def _is_away(self) -> bool:
         connection = connections[self.transitions.using]
@@ -132,10 +168,10 @@ class Finisher(threading.Thread):
         connection.close()
         return True
 
-    def _must_give_up(self, domain: str, outcomes: list[Outcome], error: Exception) -> bool:
+    def _must_give_up(self, domain: str, outcomes: list[Outcome], why: object) -> bool:
         if self._stopped_at is None or time.monotonic() - self._stopped_at < GIVE_UP_SECONDS:
             return False
-        log(logging.ERROR, "finish.given_up", domain=domain, count=len(outcomes), error=error)
+        log(logging.ERROR, "finish.given_up", domain=domain, count=len(outcomes), error=why)
         return True
 
 

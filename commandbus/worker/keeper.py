@@ -108,6 +108,7 @@ class Keeper(threading.Thread):
             kept = self.transitions.extend(domain, leases, seconds)
         lost = [lease for lease in leases if lease.command_id not in kept]
         self.leases.extended(domain, [lease for lease in leases if kept.get(lease.command_id)], asked_at + seconds)
+        self.leases.confirmed(domain, [lease for lease in leases if kept.get(lease.command_id) is False], asked_at)
         self.leases.drop(domain, lost)  # no warning: most of them have just been finished
         return set(kept)
 

@@ -9,12 +9,16 @@ from collections.abc import Iterable
 
 from commandbus.messages import Lease, ReceivedCommand
 
+CONFIRMED_SECONDS = 3.0
+"""How long we believe that a lease is ours although it has run out: no other can take it while it is locked."""
+
 
 class Leases:
     def __init__(self, vt: float) -> None:
         self.vt = vt
         self._lock = threading.Lock()
         self._until: dict[tuple[str, Lease], float] = {}  # on our own clock, and never later than on the database's
+        self._confirmed: dict[tuple[str, Lease], float] = {}
 
     def add(self, domain: str, received: Iterable[ReceivedCommand], asked_at: float) -> None:
         """`asked_at`: when the call that leased them was made."""
@@ -26,6 +30,14 @@ class Leases:
         with self._lock:
             for lease in leases:
                 self._until.pop((domain, lease), None)
+                self._confirmed.pop((domain, lease), None)
+
+    def confirmed(self, domain: str, leases: Iterable[Lease], at: float) -> None:
+        """They were ours then, but could not be extended, because somebody has locked the command."""
+        with self._lock:
+            for lease in leases:
+                if (domain, lease) in self._until:
+                    self._confirmed[(domain, lease)] = at
 
     def extended(self, domain: str, leases: Iterable[Lease], until: float) -> None:
         with self._lock:
@@ -53,7 +65,11 @@ class Leases:
         """Whether one has ended before it was extended: this process stood still, or the database was away."""
         now = time.monotonic()
         with self._lock:
-            return any(until < now for (where, _), until in self._until.items() if where == domain)
+            return any(
+                until < now and self._confirmed.get(lease, 0) < now - CONFIRMED_SECONDS
+                for lease, until in self._until.items()
+                if lease[0] == domain
+            )
 
     def of(self, domain: str) -> list[Lease]:
         with self._lock:

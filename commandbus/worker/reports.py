@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from commandbus.models import Suspect
 from commandbus.transitions import PostgresTransitions
-from commandbus.worker.log import log
+from commandbus.worker.log import log, logger
 
 LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 2.0
@@ -76,7 +76,10 @@ class Reports(threading.Thread):
         try:
             while not self._stopping.is_set() or any(not death.last for death in self._deaths):
                 self._wake.clear()
-                self.run_once()
+                try:
+                    self.run_once()
+                except Exception:  # noqa: BLE001 - without this thread no death would be reported any more
+                    logger.exception("the reports go on after an unexpected error")
                 self._wake.wait(0.2 if self._stopping.is_set() else LOOK_SECONDS)
         finally:
             connections.close_all()

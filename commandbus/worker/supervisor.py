@@ -208,6 +208,8 @@ class Supervisor:
         # A handler may also end the process with the exit code of a graceful end.
         died = code not in child.EXIT_CODES.values() or any(started.values())
         recycled = not died and code == child.EXIT_CODES[Ending.RECYCLE]
+        if not died or time.monotonic() - one.started_at > LONG_LIFE_SECONDS:
+            self._idle_deaths = 0
         if died:
             log(logging.ERROR, "process.died", name=one.process.name, pid=one.process.pid, exit_code=code)
             self._idle_deaths = 0 if any(started.values()) else self._idle_deaths + 1

@@ -298,8 +298,8 @@ class Worker:
         # The others of the group did not take too long: they were run one by one, or their data does not fit.
         outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
         self._board.end(seat.number)
-        self._occupy(seat)
         self._ended(work, outcomes, ran=True, again=again)
+        self._occupy(seat)  # after that: at the end of the worker it would find nothing to do, and leave
 
     def _recycle(self, why: str, **fields: object) -> None:
         if not self._stopping.is_set():
@@ -347,9 +347,10 @@ class Worker:
             listener.stop()
             listener.join()
         self._fetcher.recover()
-        for seat in self._seats:
-            while (executor := seat.thread) is not None and executor.is_alive():
-                executor.join(0.1)  # not for ever: the watch may have put another there
+        while self._is_executing():
+            for seat in self._seats:
+                if (executor := seat.thread) is not None:
+                    executor.join(0.1)  # not for ever: the watch may have put another there
         last: list[Finisher | Keeper] = [*self._finishers.values(), *self._keepers.values()]
         for thread in last:  # the keepers after the finishers: they beat until all is told
             thread.stop()
@@ -360,6 +361,10 @@ class Worker:
         log(logging.INFO, "worker.stopped", node=self.options.name, commands=self._fetcher.fetched)
         if threading.current_thread() is not threading.main_thread():
             connections.close_all()
+
+    def _is_executing(self) -> bool:
+        with self._watching:  # whoever is being written off is not forgotten
+            return any(seat.thread is not None and seat.thread.is_alive() for seat in self._seats)
 
     def _try(self, using: str, action: Callable[[], None]) -> None:
         try:

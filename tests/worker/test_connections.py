@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 from psycopg import sql
 
-from commandbus import NewCommand, audit_trail, nodes, send_commands
+from commandbus import (
+    NewCommand,
+    RetryPolicy,
+    TransientCommandError,
+    audit_trail,
+    nodes,
+    send_command,
+    send_commands,
+)
 from commandbus.models import Command, Node, Suspect
 from commandbus.transitions import PostgresTransitions
 from tests.helpers import (
+    PATIENCE,
     barrier,
     libpq_parameters,
+    registry_with,
     reload,
     replies,
     running_worker,
@@ -132,3 +146,47 @@ def test_a_node_is_registered_once_however_often_that_is_tried() -> None:
     for _ in range(2):
         nodes.register("default", node_id=UUID(int=1), name="n", role="worker", domains=["orders"], handled_types={})
     assert Node.objects.count() == 1
+
+
+@pytest.mark.parametrize("swallow", [True, False])
+def test_a_handler_that_hides_its_lost_connection_does_not_spoil_its_seat(swallow: bool) -> None:
+    def lose(command: Any, context: Any) -> None:
+        if not command.data:
+            return
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        except DatabaseError:
+            if not swallow:
+                raise TransientCommandError("GONE", "try later") from None
+
+    handlers = registry_with(lose, transactional=False, retry_policy=RetryPolicy(max_attempts=1))
+    first = send_command("orders", "Test", uuid4(), {"lose": 1})
+    with running_worker(handlers, concurrency=1):
+        wait_until(lambda: status(first) == ("COMPLETED" if swallow else "PENDING"))
+        wait_until(lambda: reload(first).lease_read_ct is None)
+        second = send_command("orders", "Test", uuid4(), {})
+        wait_until(lambda: status(second) == "COMPLETED")
+    assert [row.event_type for row in audit_trail("orders", second)] == ["SENT", "RECEIVED", "COMPLETED"]
+
+
+def test_a_lease_that_cannot_be_extended_because_of_a_lock_does_not_upset_the_fetcher(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = threading.Event()
+
+    def wait(command: Any, context: Any) -> None:
+        done.wait(PATIENCE)
+
+    caplog.set_level(logging.INFO, "commandbus.worker")
+    with running_worker(registry_with(wait, transactional=False), vt=1) as worker:
+        command_id = send_command("orders", "Test", uuid4(), {})
+        wait_until(lambda: reload(command_id).lease_read_ct is not None)
+        lease = worker._leases.of("orders")[0]
+        with transaction.atomic():
+            list(Command.objects.select_for_update().filter(command_id=command_id))
+            wait_until(lambda: worker._leases._until[("orders", lease)] < time.monotonic() - 1, "the end of the lease")
+            assert not worker._leases.have_run_out("orders")
+        done.set()
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert "fetch.recovered" not in caplog.text

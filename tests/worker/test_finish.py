@@ -73,6 +73,50 @@ def test_a_lock_on_one_command_holds_up_only_that_one(monkeypatch: pytest.Monkey
     assert set(told) == set(ids)
 
 
+def test_many_locked_commands_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit that this test would not survive twice."""
+    monkeypatch.setattr(finish, "LOCK_TIMEOUT", "5s")
+    monkeypatch.setattr(finish, "POSTPONE_SECONDS", 0.1)
+    ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(21)]
+    leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=21, vt=300)]
+    told: list[UUID] = []
+    finisher = Finisher("default", lambda _, outcomes: told.extend(outcome.lease.command_id for outcome in outcomes))
+    with transaction.atomic():
+        list(Command.objects.select_for_update().filter(command_id__in=ids[:20]))
+        finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in leases[:20]])
+        finisher.start()
+        wait_until(lambda: len(finisher._postponed) == 20, "all locked ones are postponed")
+        finisher.put("orders", [Finish(leases[20], Status.COMPLETED)])
+        wait_until(lambda: status(ids[20]) == "COMPLETED")
+        assert told == [ids[20]]
+    wait_until(lambda: set(told) == set(ids))
+    finisher.stop()
+    finisher.join(30)
+    assert not finisher.is_alive()
+    assert {status(command_id) for command_id in ids} == {"COMPLETED"}
+
+
+def test_a_locked_table_does_not_keep_the_process_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finish, "LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr(finish, "POSTPONE_SECONDS", 0.1)
+    monkeypatch.setattr(finish, "GIVE_UP_SECONDS", 0.2)
+    ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(50)]
+    leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=50, vt=300)]
+    finisher = Finisher("default", ignore)
+    with transaction.atomic():
+        with connections["default"].cursor() as cursor:
+            cursor.execute("LOCK TABLE command_bus_command IN ACCESS EXCLUSIVE MODE")
+        finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in leases])
+        finisher.start()
+        finisher.stop()
+        finisher.join(30)
+        assert not finisher.is_alive()
+    assert "finish.given_up domain=orders count=50" in caplog.text
+    assert status(ids[0]) == "IN_PROGRESS"  # its lease runs out, and it comes back
+
+
 def test_many_outcomes_go_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finish, "GROUP", 4)
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(10)]
@@ -110,13 +154,13 @@ def test_it_waits_for_a_database_that_is_only_for_reading_at_the_moment(monkeypa
     read_only = [True, True]
     tell = Finisher._tell
 
-    def refuse(self: Finisher, domain: str, outcomes: Any) -> None:
+    def refuse(self: Finisher, domain: str, outcomes: Any, *, wait: bool) -> None:
         if read_only:
             read_only.pop()
             with transaction.atomic(), connections["default"].cursor() as cursor:
                 cursor.execute("SET TRANSACTION READ ONLY")
                 apply(self.transitions, domain, outcomes)
-        tell(self, domain, outcomes)
+        tell(self, domain, outcomes, wait=wait)
 
     monkeypatch.setattr(Finisher, "_tell", refuse)
     finisher = Finisher("default", ignore)

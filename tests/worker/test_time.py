@@ -17,6 +17,7 @@ from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.options import Ending
 from tests.helpers import (
+    PATIENCE,
     barrier,
     registry_with,
     reload,
@@ -221,3 +222,19 @@ def test_no_suspect_is_run_beside_a_thread_that_was_written_off() -> None:
         wait_until(lambda: not Command.objects.filter(status__in=["PENDING", "IN_PROGRESS"]).exists())
     assert [status(i) for i in ids] == ["IN_TROUBLESHOOTING_QUEUE", "COMPLETED", "IN_TROUBLESHOOTING_QUEUE"]
     assert reload(ids[1]).crash_count == 0
+
+
+def test_a_group_that_is_written_off_while_the_worker_ends_leaves_no_lease_behind() -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def hang_together(commands: Any, context: Any) -> None:
+        if len(commands) > 1:
+            started.set()
+            released.wait(PATIENCE)
+
+    ids = send_commands("orders", [NewCommand("Test", uuid4(), {}) for _ in range(3)])
+    with running_worker(registry_with(hang_together, timeout=0.5, batch_size=3), concurrency=1, vt=3600) as worker:
+        assert started.wait(PATIENCE)
+        worker.stop()  # its timeout passes while it ends
+    released.set()
+    assert [reload(command_id).lease_read_ct for command_id in ids] == [None] * 3

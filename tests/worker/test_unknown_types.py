@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime, timedelta
 from uuid import uuid4
 
 import pytest
+from django.utils import timezone
 
-from commandbus import NewCommand, audit_trail, send_commands
+from commandbus import NewCommand, audit_trail, nodes, send_commands
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.models import Audit, Command, CommandType, Node
+from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
 from tests.helpers import reload, running_worker, send, send_many, status, wait_until, worker_process
 
@@ -78,3 +81,34 @@ def test_a_worker_leaves_alone_what_only_another_handles() -> None:
         send_many("orders", "Yours", 1000)
         wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 1000)
     assert Audit.objects.filter(event_type="RELEASED").count() < 200
+
+
+def test_a_worker_that_was_silent_for_a_while_does_not_cost_its_commands_the_grace_period() -> None:
+    """Twice, and long apart: the grace period counts from its last sign of life, not from the first time."""
+    bus = PostgresTransitions("default")
+    handling = uuid4()
+    nodes.register(
+        "default", node_id=handling, name="w", role="worker", domains=["orders"], handled_types={"orders": ["T"]}
+    )
+
+    def unhandled() -> str:
+        send("T")
+        [received] = bus.receive("orders", qty=1, vt=30)
+        [new_status] = bus.unhandled("orders", [received.lease]).values()
+        PgmqClient().purge("orders__commands")
+        return new_status
+
+    Node.objects.filter(node_id=handling).update(heartbeat_at=ago(61))
+    assert unhandled() == "PENDING"
+    CommandType.objects.filter(command_type="T").update(unhandled_since=ago(7 * 24 * 3600))
+    assert unhandled() == "PENDING"
+    nodes.heartbeat("default", handling)
+    assert unhandled() == "PENDING"
+    assert CommandType.objects.get(command_type="T").unhandled_since is None
+    Node.objects.filter(node_id=handling).update(heartbeat_at=ago(301))
+    CommandType.objects.filter(command_type="T").update(unhandled_since=ago(301))
+    assert unhandled() == "IN_TROUBLESHOOTING_QUEUE"
+
+
+def ago(seconds: float) -> datetime:
+    return timezone.now() - timedelta(seconds=seconds)
