@@ -14,11 +14,14 @@ from psycopg.conninfo import conninfo_to_dict
 from commandbus.embedded import SUPERUSER, EmbeddedPostgres, EmbeddedPostgresError, home_for
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+APPS = ("commandbus", "example_project/payments", "example_project/reports")
+REPORTS = "reports"
+"""The alias of the second database, and the domain that lives there."""
 
 
 def _database_name() -> str:
     """Until the first release migrations may be rewritten. A database made by others of them is left alone."""
-    migrations = sorted((CHECKOUT / "commandbus" / "migrations").glob("*.py"))
+    migrations = sorted(path for app in APPS for path in (CHECKOUT / app / "migrations").glob("*.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in migrations))
     return f"commandbus_{digest.hexdigest()[:8]}"
 
@@ -29,21 +32,33 @@ WITHOUT_DATABASE = {"help", "version", "--help", "-h", "--version", "remove_embe
 _server: EmbeddedPostgres | None = None
 
 
-def database_settings(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Django's settings for the database. Starts nothing: importing settings must have no effect."""
-    url = environ.get("DATABASE_URL")
-    if not url:
-        home = home_for(CHECKOUT)
-        return {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": DATABASE,
-            "USER": SUPERUSER,
-            "HOST": str(EmbeddedPostgres(home).data),
-        }
+def databases(environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, Any]]:
+    """Django's DATABASES. Starts nothing: importing settings must have no effect.
+
+    The second one shows that a domain can have its own. Beside DATABASE_URL it needs REPORTS_DATABASE_URL.
+    """
+    if not environ.get("DATABASE_URL"):
+        return {"default": _embedded(DATABASE), REPORTS: _embedded(f"{DATABASE}_{REPORTS}")}
+    found = {"default": _by_url(environ, "DATABASE_URL")}
+    if environ.get("REPORTS_DATABASE_URL"):
+        found[REPORTS] = _by_url(environ, "REPORTS_DATABASE_URL")
+    return found
+
+
+def _embedded(name: str) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "USER": SUPERUSER,
+        "HOST": str(EmbeddedPostgres(home_for(CHECKOUT)).data),
+    }
+
+
+def _by_url(environ: Mapping[str, str], variable: str) -> dict[str, Any]:
     try:
-        parts = conninfo_to_dict(url)
+        parts = conninfo_to_dict(environ[variable])
     except Exception:  # noqa: BLE001 - libpq repeats the URL, which may hold a password, in its error
-        raise SystemExit("DATABASE_URL is not a PostgreSQL address like postgresql://user:password@host/name") from None
+        raise SystemExit(f"{variable} is not a PostgreSQL address like postgresql://user:password@host/name") from None
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     settings: dict[str, Any] = {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}}
     for key, value in parts.items():
@@ -64,4 +79,5 @@ def provide_database(argv: list[str]) -> None:
         _server.start()
     except EmbeddedPostgresError as error:
         sys.exit(str(error))
-    _server.create_database(DATABASE)
+    for settings in databases({}).values():
+        _server.create_database(settings["NAME"])

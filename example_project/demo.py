@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 import secrets
 import signal
@@ -15,21 +16,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 from uuid import UUID, uuid4
 
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import OutputWrapper
-from django.db import transaction
+from django.db import connections, transaction
 
-from commandbus import DuplicateCommandError, Status, send_command
-from commandbus.messages import LIVE
+from commandbus import DuplicateCommandError, Status, conf, ops, send_command
+from commandbus.messages import LIVE, TERMINAL
 from commandbus.models import Audit, Command
-from commandbus.pgmq import PgmqClient
 from example_project.database import CHECKOUT
-from example_project.payments.models import Account, Entry
+from example_project.payments.models import Account, Entry, Payment
+from example_project.reports.models import Report
 
 ROUND = 20  # commands of each kind in one round
+TROUBLED = 5  # of each kind that does not end well
+EDITED = 5  # by an operator
+TROUBLES = ("INVALID_DATA", "BANK_DOWN")
+WEB_PAYMENTS = 3
 PATIENCE = 60  # seconds until everything sent must have ended
 PR_SET_PDEATHSIG = 1
 
@@ -48,52 +55,58 @@ class Demo:
         self.run_id = uuid4()  # all commands of this run share it as their correlation id
         self.expected: Counter[str] = Counter()
         self.duplicates = 0
+        self.payments: list[UUID] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.port = 0
 
     def run(self, *, once: bool) -> None:
         self._say("Preparing the database …")
-        call_command("migrate", verbosity=0)
+        for using in connections:
+            call_command("migrate", database=using, verbosity=0)
         password = self._admin_user()
         Account.objects.update_or_create(number="DE-1", defaults={"balance": 1_000_000})
-        port = _free_port(8000)
+        self.port = _free_port(8000)
         with (
             _interruptible(),
-            _process("worker", "commandbus_worker", "payments", "reports") as worker,
-            _process("web", "runserver", "--noreload", f"127.0.0.1:{port}") as web,
+            _process("worker", "commandbus_worker", "payments", "reports", "--replies", "payments") as worker,
+            _process("web", "runserver", "--noreload", f"127.0.0.1:{self.port}") as web,
         ):
-            self._say(f"Admin:   http://127.0.0.1:{port}/admin/   user: admin   password: {password}")
+            self.processes = [worker, web]
+            self._say(f"Payments: http://127.0.0.1:{self.port}/payments/")
+            self._say(f"Admin:    http://127.0.0.1:{self.port}/admin/   user: admin   password: {password}")
             try:
                 self._send_round()
+                self._pay_on_the_web()
                 if once:
-                    self._wait_until_ended([worker, web])
+                    self._wait_until_ended()
+                    self._operate()
+                    self._wait_until_ended()
                     self._report()
                 else:
-                    self._stay([worker, web])
+                    self._stay()
             except _Interrupted:
                 if once:
                     raise DemoFailedError("interrupted before everything had ended") from None
                 self._say("\nStopping.")
 
     def _send_round(self) -> None:
-        """One round of everything: all of it in one transaction, as an application would."""
+        """One round of everything: each database in one transaction, as an application would."""
         with transaction.atomic():
             for number in range(ROUND):
                 first = self._debit(amount=f"{number + 1}.00")
                 self._duplicate(first, f"{number + 1}.00")
                 self._debit(amount="5.00", bank_is_down_for_attempts=1 + number % 2)
-                send_command(
-                    "reports",
-                    "RenderReport",
-                    uuid4(),
-                    {"month": f"2026-{1 + number % 12:02}"},
-                    correlation_id=self.run_id,
-                )
-            self.expected[Status.COMPLETED] += 3 * ROUND
-            for _ in range(ROUND // 4):
-                self._debit(amount="a lot")  # can never work: ends in the Troubleshooting Queue
+            for _ in range(TROUBLED):
+                self._debit(amount="a lot")  # does not fit the handler: ends in the Troubleshooting Queue
                 self._debit(amount="1.00", bank_is_down_for_attempts=99)  # exhausts its attempts: likewise
                 self._debit(amount="9000000.00")  # refused by a business rule
-            self.expected[Status.IN_TROUBLESHOOTING_QUEUE] += 2 * (ROUND // 4)
-            self.expected[Status.FAILED] += ROUND // 4
+        with transaction.atomic(using=self.reports):
+            for number in range(ROUND):
+                month = {"month": f"2026-{1 + number % 12:02}"}
+                send_command("reports", "RenderReport", uuid4(), month, correlation_id=self.run_id)
+        self.expected += Counter(
+            {Status.COMPLETED: 3 * ROUND, Status.IN_TROUBLESHOOTING_QUEUE: 2 * TROUBLED, Status.FAILED: TROUBLED}
+        )
 
     def _debit(self, **data: object) -> UUID:
         return send_command(
@@ -109,22 +122,75 @@ class Demo:
             send_command("payments", "DebitAccount", command_id, {**same, "amount": "7.77"})
             raise DemoFailedError(f"{command_id} was taken twice with different content")
 
-    def _wait_until_ended(self, processes: list[subprocess.Popen[bytes]]) -> None:
+    def _pay_on_the_web(self) -> None:
+        """As another program would: with a key of its own, and twice, for it cannot know what became of the first."""
         deadline = time.monotonic() + PATIENCE
-        while (counts := self._counts())[Status.PENDING] + counts[Status.IN_PROGRESS]:
+        for number in range(WEB_PAYMENTS):
+            key = uuid4()
+            request = Request(
+                f"http://127.0.0.1:{self.port}/payments/api/",
+                json.dumps({"account": "DE-1", "amount": f"{number + 1}.50"}).encode(),
+                {"Idempotency-Key": str(key), "Content-Type": "application/json"},
+            )
+            for _ in range(2):
+                self._open(request, deadline)
+            self.payments.append(key)
+
+    def _open(self, request: Request, deadline: float) -> None:
+        while True:
+            _require_running(self.processes)
+            try:
+                with urlopen(request, timeout=PATIENCE):  # noqa: S310 - our own server
+                    return
+            except HTTPError as error:
+                raise DemoFailedError(f"{request.full_url} answered {error}") from error
+            except (URLError, ConnectionError) as error:
+                if time.monotonic() > deadline:
+                    raise DemoFailedError(f"the web server does not answer: {error}") from error
+            time.sleep(0.1)
+
+    def _operate(self) -> None:
+        """What somebody does who looks after the Troubleshooting Queue."""
+        troubled = Command.objects.troubleshooting("payments").filter(correlation_id=self.run_id).order_by("id")
+        mine = {code: [c.command_id for c in troubled if c.last_error_code == code] for code in TROUBLES}
+        invalid, exhausted = mine["INVALID_DATA"], mine["BANK_DOWN"]
+        edits = {command_id: {"account": "DE-1", "amount": "2.00"} for command_id in [*invalid[:2], *exhausted[:3]]}
+        edited = ops.operator_edit_many("payments", edits, operator="demo", reason="to show how")
+        ops.operator_cancel("payments", invalid[2], "nobody knows how much that is", operator="demo")
+        ops.operator_complete("payments", invalid[3], {"booked": "by hand"}, operator="demo")
+        late = ops.operator_retry_many("payments", [invalid[3]], operator="demo")
+        self._check("commands that an operator edited", len(edited.done), EDITED)
+        self._check("refusals for an operator who was late", late.refused, {invalid[3]: "its status is COMPLETED"})
+        self.expected += Counter({Status.COMPLETED: EDITED + 1, Status.CANCELED: 1})
+        self.expected[Status.IN_TROUBLESHOOTING_QUEUE] -= EDITED + 2
+
+    def _wait_until_ended(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self._is_busy():
+            counts = self._counts()
             self._status_line(counts)
-            _require_running(processes)
+            _require_running(self.processes)
             if time.monotonic() > deadline:
                 raise DemoFailedError(f"not everything ended within {PATIENCE} seconds: {dict(counts)}")
             time.sleep(0.5)
         self._status_line(self._counts())
         self._say("")
 
-    def _stay(self, processes: list[subprocess.Popen[bytes]]) -> None:
+    def _is_busy(self) -> bool:
+        counts = self._counts()
+        resolved = sum(count for status, count in counts.items() if status in TERMINAL)
+        reports = Command.objects.using(self.reports).filter(domain="reports", correlation_id=self.run_id).count()
+        return (
+            any(counts[status] for status in LIVE)
+            or self._handled_replies() < resolved - reports
+            or Payment.objects.filter(id__in=self.payments, outcome=None).exists()
+        )
+
+    def _stay(self) -> None:
         self._say("Sending more every few seconds. Ctrl-C ends it.")
         next_round = time.monotonic() + 5
         while True:
-            _require_running(processes)
+            _require_running(self.processes)
             if time.monotonic() > next_round:
                 self._send_round()
                 next_round = time.monotonic() + random.uniform(5, 10)  # noqa: S311
@@ -133,57 +199,79 @@ class Demo:
 
     def _report(self) -> None:
         statuses = self._counts()
-        ids = list(Command.objects.filter(correlation_id=self.run_id).values_list("command_id", flat=True))
-        audit = Counter(Audit.objects.filter(command_id__in=ids).values_list("event_type", flat=True))
-        replies = self._replies()
+        ids = [command.command_id for command in self._commands()]
+        audit = Counter(event for using in self._databases() for event in _events(using, ids))
+        replies = Counter(command.reply["outcome"] for command in self._commands() if command.reply is not None)
+        handled = self._handled_replies()
         entries = Entry.objects.filter(command_id__in=ids).count()
+        reports = Report.objects.using(self.reports).filter(command_id__in=ids).count()
+        paid = Payment.objects.filter(id__in=self.payments, outcome="SUCCESS").count()
         self._say("")
         for title, counts in (("Status", statuses), ("Audit event", audit), ("Reply", replies)):
-            self._say(f"{title:<34}{'count':>8}")
+            self._say(f"{title:<40}{'count':>8}")
             for name, count in sorted(counts.items()):
-                self._say(f"  {name:<32}{count:>8}")
-        self._say(f"{'Duplicates sent, without effect':<34}{self.duplicates:>8}")
-        self._say(f"{'Debits booked':<34}{entries:>8}")
-        self._check("statuses", {k: v for k, v in statuses.items() if v}, dict(self.expected))
+                self._say(f"  {name:<38}{count:>8}")
+        for what, count in (
+            ("Replies handled", handled),
+            ("Duplicates sent, without effect", self.duplicates),
+            ("Debits booked", entries),
+            ("Payments on the web, each sent twice", paid),
+            (f"Reports in the database {self.reports!r}", reports),
+        ):
+            self._say(f"{what:<40}{count:>8}")
+        self._check("statuses", {k: v for k, v in statuses.items() if v}, {k: v for k, v in self.expected.items() if v})
         self._check("commands", len(ids), sum(self.expected.values()))
         self._check("SENT events", audit["SENT"], len(ids))
-        self._check("COMPLETED events", audit["COMPLETED"], statuses[Status.COMPLETED])
+        self._check("COMPLETED events", audit["COMPLETED"], statuses[Status.COMPLETED] - audit["OPERATOR_COMPLETE"])
         self._check("FAILED events", audit["FAILED"], statuses[Status.FAILED])
+        self._check("OPERATOR_EDIT events", audit["OPERATOR_EDIT"], EDITED)
         self._check(
             "events for the Troubleshooting Queue",
-            audit["MOVED_TO_TROUBLESHOOTING_QUEUE"],
-            statuses[Status.IN_TROUBLESHOOTING_QUEUE],
+            audit["MOVED_TO_TROUBLESHOOTING_QUEUE"] - audit["OPERATOR_RETRY"],
+            statuses[Status.IN_TROUBLESHOOTING_QUEUE] + audit["OPERATOR_CANCEL"] + audit["OPERATOR_COMPLETE"],
         )
         self._check("SUCCESS replies", replies["SUCCESS"], statuses[Status.COMPLETED])
         self._check("FAILED replies", replies["FAILED"], statuses[Status.FAILED])
-        self._check("debits booked", entries, 2 * ROUND)
+        self._check("CANCELED replies", replies["CANCELED"], statuses[Status.CANCELED])
+        self._check("replies handled", handled, sum(replies.values()) - reports)
+        self._check("debits booked", entries, 2 * ROUND + EDITED)
+        self._check("payments on the web", paid, WEB_PAYMENTS)
+        self._check("reports", reports, ROUND)
         self._say("It adds up.")
 
     def _check(self, what: str, found: object, expected: object) -> None:
         if found != expected:
             raise DemoFailedError(f"{what} do not add up: expected {expected}, found {found}")
 
-    def _replies(self) -> Counter[str]:
-        """Consume the reply queues, as the sender would, and count the replies of this run."""
-        client = PgmqClient()
-        outcomes: Counter[str] = Counter()
-        for queue in ("payments__replies", "reports__replies"):
-            while messages := client.read(queue, vt=30, qty=500):
-                mine = [m for m in messages if m.message["correlation_id"] == str(self.run_id)]
-                outcomes.update(message.message["outcome"] for message in mine)
-                client.delete(queue, [message.msg_id for message in messages])
-        return outcomes
+    @property
+    def reports(self) -> str:
+        return conf.current().database_of("reports")
+
+    def _databases(self) -> set[str]:
+        return {"default", self.reports}
+
+    def _commands(self) -> list[Command]:
+        """Those of this run. The handling of their replies has the same correlation id."""
+        mine = {"correlation_id": self.run_id, "domain__in": ["payments", "reports"]}
+        return [command for using in self._databases() for command in Command.objects.using(using).filter(**mine)]
+
+    def _handled_replies(self) -> int:
+        handled = Command.objects.filter(domain="payments__replies", correlation_id=self.run_id)
+        return handled.filter(status="COMPLETED").count()
 
     def _counts(self) -> Counter[str]:
-        commands = Command.objects.filter(correlation_id=self.run_id)
-        return Counter(commands.values_list("status", flat=True))
+        return Counter(command.status for command in self._commands())
 
     def _status_line(self, counts: Counter[str]) -> None:
-        waiting = sum(counts[status] for status in LIVE)
-        line = (
-            f"sent {sum(counts.values())}  waiting {waiting}  completed {counts[Status.COMPLETED]}  "
-            f"failed {counts[Status.FAILED]}  troubleshooting {counts[Status.IN_TROUBLESHOOTING_QUEUE]}"
-        )
+        shown = {
+            "sent": sum(counts.values()),
+            "waiting": sum(counts[status] for status in LIVE),
+            "completed": counts[Status.COMPLETED],
+            "failed": counts[Status.FAILED],
+            "canceled": counts[Status.CANCELED],
+            "troubleshooting": counts[Status.IN_TROUBLESHOOTING_QUEUE],
+        }
+        line = "  ".join(f"{name} {count}" for name, count in shown.items())
         if self.out.isatty():
             self.out.write(f"\r\033[K{line}", ending="")
             self.out.flush()
@@ -200,6 +288,10 @@ class Demo:
     def _say(self, text: str) -> None:
         self.out.write(text)
         self.out.flush()
+
+
+def _events(using: str, ids: list[UUID]) -> list[str]:
+    return list(Audit.objects.using(using).filter(command_id__in=ids).values_list("event_type", flat=True))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from example_project.database import database_settings
+from example_project.database import REPORTS, databases
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-the-demo-on-this-machine")
 DEBUG = True
@@ -45,7 +45,8 @@ TEMPLATES = [
         },
     },
 ]
-DATABASES = {"default": database_settings()}
+DATABASES = databases()
+DATABASE_ROUTERS = ["example_project.routers.ReportsRouter"] if REPORTS in DATABASES else []
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STATIC_URL = "static/"
 TIME_ZONE = "UTC"
@@ -60,5 +61,6 @@ LOGGING = {
 }
 
 COMMANDBUS = {
+    "DATABASES": {"reports": REPORTS} if REPORTS in DATABASES else {},
     "RETRY_POLICY": {"max_attempts": 3, "backoff": (10, 60, 300), "jitter": 0.1},
 }

@@ -20,3 +20,17 @@ class Entry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.account_id} {self.amount}"
+
+
+class Payment(models.Model):
+    """What a customer has asked for. Its id is the key that came with the request, and the id of the command."""
+
+    id = models.UUIDField(primary_key=True)
+    account = models.TextField()
+    amount = models.DecimalField(max_digits=12, decimal_places=2)
+    outcome = models.TextField(null=True, help_text="As the reply says; None while there is none")
+    message = models.TextField(null=True, help_text="Why it was refused")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.amount} from {self.account}"

@@ -4,10 +4,14 @@ import asyncio
 from typing import Any
 
 from commandbus import Command, Context, command_handler
+from example_project.reports.models import Report
 
 
-@command_handler("reports", "RenderReport", transactional=False)
+@command_handler("reports", "RenderReport")
 async def render_report(command: Command, context: Context) -> dict[str, Any]:
-    """Only outside I/O: no transaction is held while it waits."""
-    await asyncio.sleep(0.05)
-    return {"url": f"https://reports.example/{command.data['month']}.pdf"}
+    """On the database of its domain, `context.using`: there its effect and its end commit together."""
+    await asyncio.sleep(0.01)
+    report = await Report.objects.using(context.using).acreate(
+        command_id=command.command_id, month=command.data["month"]
+    )
+    return {"url": f"https://reports.example/{report.month}.pdf"}

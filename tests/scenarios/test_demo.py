@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from example_project.database import database_settings
+from example_project.database import databases
 from tests.settings import TEST_SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_an_interrupted_demo_leaves_nothing_running(demo_environment: dict[str, 
 
 def test_database_url_becomes_djangos_settings() -> None:
     url = "postgresql://me:secret@db.example:6432/shop?sslmode=require"
-    assert database_settings({"DATABASE_URL": url}) == {
+    shop = {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": "shop",
         "USER": "me",
@@ -77,10 +77,13 @@ def test_database_url_becomes_djangos_settings() -> None:
         "PORT": "6432",
         "OPTIONS": {"sslmode": "require"},
     }
-    assert database_settings({})["NAME"].startswith("commandbus_")
+    assert databases({"DATABASE_URL": url}) == {"default": shop}
+    assert databases({"DATABASE_URL": url, "REPORTS_DATABASE_URL": url}) == {"default": shop, "reports": shop}
+    assert databases({})["default"]["NAME"].startswith("commandbus_")
+    assert databases({})["reports"]["NAME"].endswith("_reports")
 
 
 def test_a_wrong_database_url_is_refused_without_repeating_its_password() -> None:
     with pytest.raises(SystemExit) as caught:
-        database_settings({"DATABASE_URL": "postgresql://me:secret@[host/x"})
+        databases({"DATABASE_URL": "postgresql://me:secret@[host/x"})
     assert "secret" not in str(caught.value)
