@@ -1,15 +1,22 @@
-"""What a person types, and errors as a person reads them."""
+"""What a person types: JSON, times, names; and errors as a person reads them."""
 
 from __future__ import annotations
 
+import getpass
+import os
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import Error
+from django.utils import timezone
 
 from commandbus.exceptions import CommandBusError, InvalidCommandError
 from commandbus.shell.lines import parsed
@@ -46,3 +53,35 @@ def _given(text: str, option: str) -> str:
     except UnicodeDecodeError as error:
         raise InvalidCommandError(f"{option} {text} is not UTF-8: {error}") from error
     return text
+
+
+def moment(text: str) -> datetime:
+    """A time as ISO 8601 writes it, in the time zone of the project if it names none; a day is its beginning."""
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no time like 2026-01-31 or 2026-01-31T08:00+01:00") from None
+    return timezone.make_aware(value) if settings.USE_TZ and timezone.is_naive(value) else value
+
+
+def uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not the id of a command, which is a UUID") from None
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def operator() -> str:
+    """Who is logged in to the system, also behind sudo."""
+    for ask in (os.getlogin, getpass.getuser):
+        try:
+            return ask()
+        except (OSError, KeyError):  # no terminal; no such user, as in many containers
+            continue
+    raise CommandError("the system does not say who you are; add --operator NAME")
