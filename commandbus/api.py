@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
 from uuid import UUID
@@ -136,26 +136,37 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
 
 
 def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
-    using = database_of(domain)
-    if domain.endswith(conf.REPLIES) or domain == conf.current().reply_queue:
-        raise InvalidCommandError(f"{domain!r} is a reply queue; send to the domain whose commands are answered there")
-    checked = [_checked(command, using) for command in commands]
-    handlers = [registry.get(domain, command.command_type) for command in checked]
-    limits = [handler.policy.max_attempts if handler else None for handler in handlers]
-    outcomes = transitions.PostgresTransitions(using).send(domain, checked, limits)
+    using = database_for_sending(domain)
+    verified = [checked(command, using) for command in commands]
+    outcomes = try_send(domain, verified)
     conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
     if conflicts:
         raise DuplicateCommandError(domain, conflicts)
     if "TOO_LARGE" in outcomes.values():
         large = next(command_id for command_id, outcome in outcomes.items() if outcome == "TOO_LARGE")
         raise transitions.too_large(large, "what PostgreSQL allows for its domain")
+    return [command.command_id for command in verified]
+
+
+def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
+    """Send commands that are `checked`, and say what became of each: SENT, DUPLICATE, CONFLICT or TOO_LARGE.
+
+    After one of the last two nothing of the call was written, and the transaction is as usable as before.
+    """
+    using = database_for_sending(domain)
+    handlers = [registry.get(domain, command.command_type) for command in commands]
+    limits = [handler.policy.max_attempts if handler else None for handler in handlers]
+    outcomes = transitions.PostgresTransitions(using).send(domain, commands, limits)
     if "SENT" in outcomes.values():
         notify_sent(domain, using)
-    return [command.command_id for command in checked]
+    return outcomes
 
 
-def _checked(command: NewCommand, using: str) -> NewCommand:
-    """The command with everything verified that would otherwise fail in the database and break the transaction."""
+def checked(command: NewCommand, using: str) -> NewCommand:
+    """The command with everything verified that would otherwise fail in the database and break the transaction.
+
+    All but its data: these become text only when they are sent, and are verified there (`transitions.body_of`).
+    """
     command_id = uuid_of(command.command_id, "command_id")
     what = f"command {command_id}"
     if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
@@ -170,6 +181,13 @@ def _checked(command: NewCommand, using: str) -> NewCommand:
         None if command.correlation_id is None else uuid_of(command.correlation_id, f"correlation_id of {what}"),
         _seconds(command.delay),
     )
+
+
+def database_for_sending(domain: str) -> str:
+    using = database_of(domain)
+    if domain.endswith(conf.REPLIES) or domain == conf.current().reply_queue:
+        raise InvalidCommandError(f"{domain!r} is a reply queue; send to the domain whose commands are answered there")
+    return using
 
 
 def database_of(domain: str) -> str:

@@ -110,7 +110,7 @@ class PostgresTransitions:
                 domain,
                 [command.command_id for command in commands],
                 [command.command_type for command in commands],
-                [_body(command) for command in commands],
+                [body_of(command) for command in commands],
                 _optional([command.reply_to for command in commands]),
                 _optional([command.correlation_id for command in commands]),
                 _optional([command.delay for command in commands]),
@@ -332,7 +332,8 @@ def too_large(command_id: UUID, than: str) -> InvalidCommandError:
     )
 
 
-def _body(command: NewCommand) -> str:
+def body_of(command: NewCommand) -> str:
+    """The data as JSON text. Raises InvalidCommandError if PostgreSQL cannot hold them, or if they are too large."""
     text = data_json(command)
     limit = conf.current().max_payload_bytes
     if len(text.encode()) > limit:

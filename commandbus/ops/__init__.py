@@ -1,9 +1,13 @@
 """What an operator does: look at the Troubleshooting Queue, and retry, edit, cancel or complete what is in it."""
 
 from commandbus.ops.troubleshooting import (
+    EVERYTHING,
     ActionResult,
+    Progress,
     TroubleshootingFilter,
+    Which,
     get_payload,
+    in_troubleshooting,
     list_troubleshooting,
     operator_cancel,
     operator_cancel_many,
@@ -16,9 +20,13 @@ from commandbus.ops.troubleshooting import (
 )
 
 __all__ = [
+    "EVERYTHING",
     "ActionResult",
+    "Progress",
     "TroubleshootingFilter",
+    "Which",
     "get_payload",
+    "in_troubleshooting",
     "list_troubleshooting",
     "operator_cancel",
     "operator_cancel_many",

@@ -50,6 +50,9 @@ class TroubleshootingFilter:
         return commands.filter(**{name: value for name, value in fields.items() if value is not None})
 
 
+EVERYTHING = TroubleshootingFilter()
+
+
 @dataclass(frozen=True)
 class ActionResult:
     done: list[UUID] = field(default_factory=list)
@@ -64,6 +67,15 @@ Progress = Callable[[int, int], None]
 """Called after each chunk with how many were dealt with, and how many there are."""
 
 
+def in_troubleshooting(domain: str, which: Which = EVERYTHING) -> CommandQuerySet:
+    """Those that are in the Troubleshooting Queue, to be counted, ordered and cut."""
+    using = database_of(domain)
+    if isinstance(which, TroubleshootingFilter):
+        return which.of(domain, using)
+    ids = [uuid_of(command_id, "command_id") for command_id in which]
+    return EVERYTHING.of(domain, using).filter(command_id__in=ids)
+
+
 def list_troubleshooting(
     domain: str,
     *,
@@ -74,7 +86,7 @@ def list_troubleshooting(
 ) -> list[Command]:
     """What waits for an operator, the newest commands first."""
     which = TroubleshootingFilter(type=type, error_type=error_type, error_code=error_code)
-    return list(which.of(domain, database_of(domain)).order_by("-id")[:limit])
+    return list(in_troubleshooting(domain, which).order_by("-id")[:limit])
 
 
 def get_payload(domain: str, command_id: UUID) -> dict[str, Any] | None:
@@ -189,7 +201,7 @@ def _text(value: str | None) -> str | None:
 
 def _ids(domain: str, which: Which) -> list[UUID]:
     if isinstance(which, TroubleshootingFilter):
-        return list(which.of(domain, database_of(domain)).order_by("id").values_list("command_id", flat=True))
+        return list(in_troubleshooting(domain, which).order_by("id").values_list("command_id", flat=True))
     return list(dict.fromkeys(uuid_of(command_id, "command_id") for command_id in which))
 
 

@@ -1,0 +1,109 @@
+"""What an operator does from the shell: choose commands, be asked, act, and be told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from uuid import UUID
+
+from django.core.management.base import CommandError, OutputWrapper
+from django.db import Error
+
+from commandbus import ops
+from commandbus.shell.progress import Progress
+from commandbus.shell.sending import INTERRUPTED
+from commandbus.shell.table import number, plain, plural
+from commandbus.shell.troubleshooting import rows
+
+SHOWN = 10
+SHOWN_REFUSED = 20
+
+Run = Callable[[Sequence[UUID], ops.Progress], ops.ActionResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    verb: str
+    """As in "Retry 7 commands of payments?"."""
+    domain: str
+    which: Sequence[UUID] | ops.TroubleshootingFilter
+    run: Run
+    dry_run: bool = False
+    yes: bool = False
+    silent: bool = False
+
+
+def act(job: Job, out: OutputWrapper, err: OutputWrapper) -> int:
+    """Do it, and answer the exit code: 1 if something was refused.
+
+    What a filter chooses is settled before the question is asked: nobody has agreed to what fails meanwhile.
+    """
+    if isinstance(job.which, ops.TroubleshootingFilter):
+        ids = _in_troubleshooting(job.domain, job.which)
+    else:
+        ids = list(dict.fromkeys(job.which))
+    if job.dry_run:
+        return _preview(job, ids, out, err)
+    if not ids:
+        out.write(f"nothing like that is in the Troubleshooting Queue of {job.domain}")
+        return 0
+    if not job.yes and (len(ids) > 1 or isinstance(job.which, ops.TroubleshootingFilter)):
+        _ask(f"{job.verb.capitalize()} {plural(len(ids), 'command')} of {job.domain}?", err)
+    return _run(job, ids, out, err)
+
+
+def _in_troubleshooting(domain: str, which: ops.Which) -> list[UUID]:
+    return list(ops.in_troubleshooting(domain, which).order_by("id").values_list("command_id", flat=True))
+
+
+def _preview(job: Job, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapper) -> int:
+    by_filter = isinstance(job.which, ops.TroubleshootingFilter)
+    waiting = ids if by_filter else _in_troubleshooting(job.domain, ids)
+    out.write(f"would {job.verb} {plural(len(waiting), 'command')} of {job.domain}")
+    if waiting:
+        out.write("\n".join(rows(ops.in_troubleshooting(job.domain, waiting[:SHOWN]).order_by("id"))))
+    if len(waiting) > SHOWN:
+        out.write(f"… and {number(len(waiting) - SHOWN)} more")
+    there = set(waiting)
+    return _tell(dict.fromkeys((i for i in ids if i not in there), "it is not in the Troubleshooting Queue"), err)
+
+
+def _ask(question: str, err: OutputWrapper) -> None:
+    if not sys.stdin.isatty():
+        raise CommandError(f"{question} Nobody can be asked, because standard input is no terminal; add --yes")
+    err.write(f"{question} [y/N] ", style_func=str, ending="")
+    err.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was done")
+
+
+def _run(job: Job, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapper) -> int:
+    progress = Progress(err, "command", len(ids), silent=job.silent or len(ids) == 1)
+    dealt_with = 0
+
+    def show(count: int, _: int) -> None:
+        nonlocal dealt_with
+        dealt_with = count
+        progress.update(count, count)
+
+    try:
+        result = job.run(ids, show)
+    except (KeyboardInterrupt, Error) as error:
+        progress.end()
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopped: {plain(str(error).strip())}"
+        err.write(f"{why}; {number(dealt_with)} of {plural(len(ids), 'command')} were dealt with, and that stays")
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    progress.end()
+    if not job.silent:
+        out.write(f"done {number(len(result.done))}, refused {number(len(result.refused))}")
+    return _tell(result.refused, err)
+
+
+def _tell(refused: Mapping[UUID, str], err: OutputWrapper) -> int:
+    for command_id, why in islice(refused.items(), SHOWN_REFUSED):
+        err.write(f"{command_id}: {plain(why)}")
+    if len(refused) > SHOWN_REFUSED:
+        err.write(f"… and {number(len(refused) - SHOWN_REFUSED)} more")
+    return 1 if refused else 0
