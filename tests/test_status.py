@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from commandbus import UnknownDomainError, nodes, pause_domain, send_command, status
 from commandbus.messages import ErrorInfo, Failure, Finish, Status
-from commandbus.models import Command, Node
+from commandbus.models import Command, Domain, Node
 from commandbus.pgmq import PgmqClient
 from commandbus.status import DomainStatus, domain_statuses, node_statuses, overview
 from commandbus.testing.time import advance
@@ -200,7 +200,15 @@ def rows_met() -> int:
 
 
 def test_all_domains_are_shown_in_the_order_of_their_names() -> None:
-    assert [found.domain for found in domain_statuses()] == ["orders", "other", "payments", "reports"]
+    shown = [found.domain for found in domain_statuses()]
+    assert shown == sorted(Domain.objects.values_list("name", flat=True))
+    assert "orders" in shown
+
+
+def test_a_reply_queue_that_is_handled_is_shown_like_a_domain() -> None:
+    PgmqClient().send("sales__replies", {})
+    [found] = domain_statuses(["sales__replies"])
+    assert (found.waiting, found.replies) == (1, None)
 
 
 def test_an_unknown_domain_is_named_with_those_that_there_are() -> None:

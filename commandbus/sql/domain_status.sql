@@ -108,7 +108,7 @@ AS $function$
 DECLARE
     _messages bigint;
 BEGIN
-    IF to_regclass(format('pgmq.%I', 'q_' || count_messages.queue)) IS NULL THEN
+    IF count_messages.queue IS NULL OR to_regclass(format('pgmq.%I', 'q_' || count_messages.queue)) IS NULL THEN
         RETURN NULL;
     END IF;
     EXECUTE format(

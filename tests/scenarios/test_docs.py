@@ -71,7 +71,7 @@ def test_the_how_to_guides_of_the_shell_run(project: Path) -> None:
     assert Command.objects.count() == 3 + 2 + 1
     [block] = shell_blocks("how-to.md", "Work off the Troubleshooting Queue from the shell")
     run(project, block, ID=fail_them(project))
-    assert set(Command.objects.filter(last_error_code="BAD_AMOUNT").values_list("status", flat=True)) == {
+    assert set(Command.objects.filter(last_error_code="INVALID_DATA").values_list("status", flat=True)) == {
         *("PENDING", "CANCELED")
     }
 

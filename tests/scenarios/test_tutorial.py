@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -62,7 +63,11 @@ class Follower:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO")}
-        self.environment = {**clean, "PATH": f"{Path(sys.executable).parent}:{clean['PATH']}"}
+        (folder / "bin").mkdir()
+        if shutil.which("curl") is None:
+            (folder / "bin" / "curl").write_text(CURL)
+            (folder / "bin" / "curl").chmod(0o755)
+        self.environment = {**clean, "PATH": f"{Path(sys.executable).parent}:{folder / 'bin'}:{clean['PATH']}"}
         self.background: list[subprocess.Popen[bytes]] = []
 
     def follow(self, block: Block) -> None:
@@ -91,11 +96,11 @@ class Follower:
             return  # the tests' own environment; test_wheel.py installs the package
         commands = commands.replace("runserver", f"runserver --noreload {self.port}").replace(":8000", f":{self.port}")
         if "runserver" in commands or "commandbus_worker" in commands:
-            log = (self.folder / f"log-{len(self.background)}").open("wb")
             words = ["bash", "-c", f"exec {commands}"]
-            self.background.append(
-                subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
-            )
+            with (self.folder / f"log-{len(self.background)}").open("wb") as log:
+                self.background.append(
+                    subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
+                )
             if "runserver" in commands:
                 wait_until(lambda: self.page("") is not None, "the web server")
             return
@@ -145,6 +150,12 @@ def test_the_tutorial_works(follower: Follower) -> None:
     wait_until(lambda: "87.50" in follower.python(BALANCE), "the debit that was edited")
 
 
+CURL = f"""#!{sys.executable}
+import sys, urllib.request
+_, _, method, url, _, header, _, body = sys.argv
+request = urllib.request.Request(url, body.encode(), dict([header.split(": ")]), method=method)
+print(urllib.request.urlopen(request).read().decode())
+"""
 TROUBLES = """
 from commandbus import ops
 print([command.last_error_code for command in ops.list_troubleshooting("payments")])
