@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db.models import F
 
 from commandbus import conf
-from commandbus.models import Command, Domain
+from commandbus.models import Command, Domain, Node
 from commandbus.pgmq.client import PgmqClient
 
 
@@ -17,6 +17,8 @@ def advance(domain: str, seconds: float) -> None:
     PgmqClient(using).shift_visibility(queue, by)
     leased = Command.objects.using(using).filter(domain=domain, lease_expires_at__isnull=False)
     leased.update(lease_expires_at=F("lease_expires_at") - by)
+    # Who lives was heard of all the time.
+    Node.objects.using(using).update(heard_since=F("heard_since") - by, started_at=F("started_at") - by)
 
 
 def purge() -> None:

