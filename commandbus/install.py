@@ -71,7 +71,7 @@ def register_domains(using: str) -> list[str]:
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         for name in mine:
             _register_domain(cursor, name, config.retry_policy.max_attempts)
-            handlers = registry.in_domain(name)
+            handlers = [handler for handler in registry.in_domain(name) if not handler.replies]
             if handlers:
                 cursor.execute(
                     "SELECT commandbus.register_types(%s, %s::text[], %s::int[])",
