@@ -9,13 +9,15 @@ from itertools import islice
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from commandbus import conf, transitions
 from commandbus.exceptions import (
     CommandRefusedError,
     DuplicateCommandError,
     InvalidCommandError,
+    TransactionMismatchError,
     UnknownDomainError,
     UnknownQueueError,
 )
@@ -41,25 +43,29 @@ def send_command(
     reply_to: str | None = None,
     correlation_id: UUID | None = None,
     delay: float | timedelta | None = None,
+    outside_transaction: bool = False,
 ) -> UUID:
     """Send a command in the current transaction and answer its id.
 
     Sending the same id with the same content again succeeds and does nothing; with other content it raises
     DuplicateCommandError. Neither breaks the transaction. `data` is a dict, or an instance of a dataclass or of a
     pydantic model. `delay` is in seconds.
+
+    Raises TransactionMismatchError when a transaction is open, but not in the database of the domain. With
+    `outside_transaction` it commits by itself then, whatever becomes of the other.
     """
     command = NewCommand(command_type, command_id, data, reply_to, correlation_id, _seconds(delay))
-    return _send(domain, [command])[0]
+    return _send(domain, database_for_sending(domain, outside_transaction=outside_transaction), [command])[0]
 
 
-def send_commands(domain: str, commands: Iterable[NewCommand]) -> list[UUID]:
+def send_commands(domain: str, commands: Iterable[NewCommand], *, outside_transaction: bool = False) -> list[UUID]:
     """Send many commands, all or none. Takes any iterable and sends it in chunks, in one transaction."""
-    using = database_of(domain)
+    using = database_for_sending(domain, outside_transaction=outside_transaction)
     remaining = iter(commands)
     sent: list[UUID] = []
     with transaction.atomic(using=using):
         while chunk := list(islice(remaining, CHUNK)):
-            sent += _send(domain, chunk)
+            sent += _send(domain, using, chunk)
     return sent
 
 
@@ -72,10 +78,18 @@ async def asend_command(
     reply_to: str | None = None,
     correlation_id: UUID | None = None,
     delay: float | timedelta | None = None,
+    outside_transaction: bool = False,
 ) -> UUID:
     """As send_command, but it commits by itself: Django has no asynchronous transactions to join."""
     return await sync_to_async(send_command)(
-        domain, command_type, command_id, data, reply_to=reply_to, correlation_id=correlation_id, delay=delay
+        domain,
+        command_type,
+        command_id,
+        data,
+        reply_to=reply_to,
+        correlation_id=correlation_id,
+        delay=delay,
+        outside_transaction=outside_transaction,
     )
 
 
@@ -135,8 +149,7 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
     return list(events.order_by("ts", "audit_id"))
 
 
-def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
-    using = database_for_sending(domain)
+def _send(domain: str, using: str, commands: list[NewCommand]) -> list[UUID]:
     verified = [checked(command, using) for command in commands]
     outcomes = try_send(domain, verified)
     conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
@@ -151,9 +164,10 @@ def _send(domain: str, commands: list[NewCommand]) -> list[UUID]:
 def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
     """Send commands that are `checked`, and say what became of each: SENT, DUPLICATE, CONFLICT or TOO_LARGE.
 
-    After one of the last two nothing of the call was written, and the transaction is as usable as before.
+    After one of the last two nothing of the call was written, and the transaction is as usable as before. The domain
+    must have passed `database_for_sending`.
     """
-    using = database_for_sending(domain)
+    using = conf.current().database_of(domain)
     handlers = [registry.get(domain, command.command_type) for command in commands]
     limits = [handler.policy.max_attempts if handler else None for handler in handlers]
     outcomes = transitions.PostgresTransitions(using).send(domain, commands, limits)
@@ -183,10 +197,16 @@ def checked(command: NewCommand, using: str) -> NewCommand:
     )
 
 
-def database_for_sending(domain: str) -> str:
+def database_for_sending(domain: str, *, outside_transaction: bool = False) -> str:
+    """The database of a domain. Raises TransactionMismatchError if only others have a transaction open."""
     using = database_of(domain)
     if domain.endswith(conf.REPLIES) or domain == conf.current().reply_queue:
         raise InvalidCommandError(f"{domain!r} is a reply queue; send to the domain whose commands are answered there")
+    if outside_transaction or not conf.current().has_several_databases or _is_in_transaction(connections[using]):
+        return using
+    for other in connections.all(initialized_only=True):
+        if other.alias != using and _is_in_transaction(other):
+            raise TransactionMismatchError(domain, using, other.alias)
     return using
 
 
@@ -206,6 +226,16 @@ def database_of(domain: str) -> str:
     return using
 
 
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether what is written now waits for a commit of the caller's. Opens no connection."""
+    if connection.atomic_blocks:
+        # Those that Django's TestCase opens around each test do not count: there are none in production.
+        return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    if connection.connection is None:
+        return not connection.settings_dict["AUTOCOMMIT"]
+    return not connection.autocommit
+
+
 def _queue(reply_to: object, using: str) -> str | None:
     if reply_to is None:
         return None
@@ -213,7 +243,10 @@ def _queue(reply_to: object, using: str) -> str | None:
     if queue not in _known_queues.get(using, ()):
         _known_queues[using] = set(PgmqClient(using).list_queues())
     if queue not in _known_queues[using] or queue.endswith(conf.OTHER_QUEUES):
-        raise UnknownQueueError(f"there is no reply queue {reply_to!r}; a registered domain has '<domain>__replies'")
+        raise UnknownQueueError(
+            f"there is no reply queue {reply_to!r} in database {using!r}; "
+            f"a domain that is registered there has '<domain>__replies'"
+        )
     return queue
 
 

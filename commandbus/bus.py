@@ -30,9 +30,18 @@ class CommandBus:
         reply_to: str | None = None,
         correlation_id: UUID | None = None,
         delay: float | timedelta | None = None,
+        *,
+        outside_transaction: bool = False,
     ) -> UUID:
         return api.send_command(
-            domain, command_type, command_id, data, reply_to=reply_to, correlation_id=correlation_id, delay=delay
+            domain,
+            command_type,
+            command_id,
+            data,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+            delay=delay,
+            outside_transaction=outside_transaction,
         )
 
     def register_handler(

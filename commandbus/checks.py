@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 
-from commandbus import conf
+from commandbus import conf, install
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -17,7 +17,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     if problems:
         return problems
     config = conf.current()
-    aliases = {conf.DEFAULT_ALIAS, *config.databases.values(), *config.listen_databases.values()}
+    aliases = {*install.databases(), *config.listen_databases.values()}
     for alias in sorted(aliases):
         database: dict[str, Any] = settings.DATABASES.get(alias, {})
         engine = database.get("ENGINE", "")

@@ -75,6 +75,11 @@ class Config:
     listen_databases: Mapping[str, str] = field(default_factory=dict)
     """LISTEN_DATABASES: alias → alias of a direct connection for LISTEN, where the first goes through PgBouncer."""
 
+    @property
+    def has_several_databases(self) -> bool:
+        """Whether domains may live on more than one: a domain that is not in DATABASES lives on "default"."""
+        return any(alias != DEFAULT_ALIAS for alias in self.databases.values())
+
     def database_of(self, domain: str) -> str:
         """Of a domain, or of the reply queue of one."""
         return self.databases.get(domain) or self.databases.get(domain.removesuffix(REPLIES), DEFAULT_ALIAS)

@@ -65,6 +65,25 @@ class DuplicateCommandError(CommandBusError):
         )
 
 
+class TransactionMismatchError(CommandBusError):
+    """A transaction is open, but in another database than the domain's, so no send can be part of it.
+
+    Nothing was written.
+    """
+
+    def __init__(self, domain: str, using: str, open_on: str) -> None:
+        self.domain = domain
+        self.using = using
+        self.open_on = open_on
+        super().__init__(
+            f"domain {domain!r} lives on database {using!r}, but the transaction that is open is on {open_on!r}: "
+            f"what is sent now would stay sent if that one were rolled back; "
+            f"open transaction.atomic(using={using!r}) around the send, "
+            f"or send from transaction.on_commit(…, using={open_on!r}), "
+            f"or pass outside_transaction=True if that is what you want"
+        )
+
+
 class CommandRefusedError(CommandBusError):
     """The command is not in a state that allows this; the message says which state it is in."""
 

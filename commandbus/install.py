@@ -65,8 +65,7 @@ def create_partitions(using: str) -> None:
 def register_domains(using: str) -> list[str]:
     """Register the domains of this database: from the settings and from the handlers that were found."""
     config = conf.current()
-    names = {*config.domains, *registry.domains(), *(set(config.databases) - {config.reply_queue})}
-    mine = sorted(name for name in names if config.database_of(name) == using)
+    mine = [name for name in _domains() if config.database_of(name) == using]
     queues = sorted({config.reply_queue_of(name) for name in registry.reply_domains() & set(mine)})
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         for name in mine:
@@ -101,6 +100,17 @@ def _register_domain(cursor: CursorWrapper, name: str, max_attempts: int, *, rep
             replies,
         ],
     )
+
+
+def databases() -> list[str]:
+    """Those that domains live on; the default one, where there is no domain yet."""
+    config = conf.current()
+    return sorted({config.database_of(name) for name in _domains()} or {conf.DEFAULT_ALIAS})
+
+
+def _domains() -> list[str]:
+    config = conf.current()
+    return sorted({*config.domains, *registry.domains(), *(set(config.databases) - {config.reply_queue})})
 
 
 def _sources() -> dict[str, str]:

@@ -14,9 +14,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from commandbus import conf
+from commandbus import install
 from commandbus.api import database_of, send_command, uuid_of
-from commandbus.conf import DEFAULT_ALIAS
 from commandbus.exceptions import (
     InvalidCommandError,
     ReplyTimeoutError,
@@ -68,15 +67,26 @@ def send_command_and_wait(
     reply_to: str | None = None,
     correlation_id: UUID | None = None,
     delay: float | timedelta | None = None,
+    outside_transaction: bool = False,
 ) -> Reply:
     """Send a command, which commits at once, and wait for its reply.
 
     To repeat the call after a timeout, or after a crash, does no harm: the command is not sent twice. In a transaction
-    it raises UncommittedCommandError, and nothing is sent.
+    it raises UncommittedCommandError, and nothing is sent; in one on another database TransactionMismatchError, unless
+    `outside_transaction` asks for it.
     """
     _seconds(timeout)
     _require_no_transaction(domain, command_id)
-    send_command(domain, command_type, command_id, data, reply_to=reply_to, correlation_id=correlation_id, delay=delay)
+    send_command(
+        domain,
+        command_type,
+        command_id,
+        data,
+        reply_to=reply_to,
+        correlation_id=correlation_id,
+        delay=delay,
+        outside_transaction=outside_transaction,
+    )
     return wait_for_reply(command_id, timeout, domain=domain)
 
 
@@ -90,11 +100,19 @@ async def asend_command_and_wait(
     reply_to: str | None = None,
     correlation_id: UUID | None = None,
     delay: float | timedelta | None = None,
+    outside_transaction: bool = False,
 ) -> Reply:
     _seconds(timeout)
     await sync_to_async(_require_no_transaction)(domain, command_id)
     await sync_to_async(send_command)(
-        domain, command_type, command_id, data, reply_to=reply_to, correlation_id=correlation_id, delay=delay
+        domain,
+        command_type,
+        command_id,
+        data,
+        reply_to=reply_to,
+        correlation_id=correlation_id,
+        delay=delay,
+        outside_transaction=outside_transaction,
     )
     return await await_for_reply(command_id, timeout, domain=domain)
 
@@ -136,8 +154,7 @@ class _Wait:
 
     def _find(self) -> str:
         """The database of the command."""
-        config = conf.current()
-        using = [database_of(self.domain)] if self.domain else sorted({DEFAULT_ALIAS, *config.databases.values()})
+        using = [database_of(self.domain)] if self.domain else install.databases()
         found = [place for alias in using for place in self._places(alias)]
         if not found:
             where = f"in domain {self.domain!r}" if self.domain else "in any domain"

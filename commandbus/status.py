@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError, connectio
 from django.db.models import DurationField, ExpressionWrapper, F, Func, Q
 from django.db.models.functions import Now
 
-from commandbus import conf
+from commandbus import conf, install
 from commandbus.exceptions import UnknownDomainError
 from commandbus.models import Domain, Node
 
@@ -109,11 +109,9 @@ def node_statuses() -> list[NodeStatus]:
 
 
 def _databases(domains: Collection[str] | None) -> list[str]:
-    config = conf.current()
     if domains is not None:
-        return sorted({config.database_of(domain) for domain in domains})
-    aliases = sorted({conf.DEFAULT_ALIAS, *config.databases.values()})
-    return [using for using in aliases if connections[using].vendor == "postgresql"]
+        return sorted({conf.current().database_of(domain) for domain in domains})
+    return [using for using in install.databases() if connections[using].vendor == "postgresql"]
 
 
 def _domains_in(using: str, domains: Collection[str] | None) -> list[DomainStatus]:

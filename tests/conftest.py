@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import connections
 from hypothesis import settings
 
 from commandbus.embedded import home_for, remove
@@ -15,6 +16,7 @@ from tests.settings import TEST_SERVER
 settings.register_profile("here", deadline=None)  # the machine may be busy; no test asserts a time
 settings.load_profile("here")
 
+ENVIRONMENT = {"default": "COMMANDBUS_TEST_DATABASE", "second": "COMMANDBUS_TEST_SECOND_DATABASE"}
 NEEDS_POSTGRES = {"db", "transactional_db", "postgres", "commandbus_queues", "live_server"}
 
 
@@ -46,14 +48,24 @@ def django_db_modify_db_settings(postgres: None, django_db_modify_db_settings_pa
     """pytest-django calls this before it makes the test database."""
 
 
-def other_sessions() -> list[str]:
-    """What somebody else still does in the test database: a worker's connection that nobody has closed."""
-    with connection.cursor() as cursor:
+def databases_of(request: pytest.FixtureRequest) -> list[str]:
+    """The databases that a test may use: the default one, unless its mark names others."""
+    marker = request.node.get_closest_marker("django_db")
+    return sorted(marker.kwargs.get("databases") or ["default"]) if marker else ["default"]
+
+
+def other_sessions(using: str) -> list[str]:
+    """What somebody else still does in a test database: a worker's connection that nobody has closed."""
+    with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND backend_type = 'client backend'"
         )
         return [query for (query,) in cursor.fetchall()]
+
+
+def is_left_alone(using: str) -> bool:
+    return not other_sessions(using)
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +78,13 @@ def _clean_queues(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     request.getfixturevalue("transactional_db")
+    databases = databases_of(request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COMMANDBUS_TEST_DATABASE", connection.settings_dict["NAME"])  # for processes that a test starts
+        for using in databases:  # for processes that a test starts
+            patch.setenv(ENVIRONMENT[using], connections[using].settings_dict["NAME"])
         yield
-    wait_until(lambda: not other_sessions(), f"the end of all other sessions {other_sessions()}")
+    for using in databases:
+        wait_until(partial(is_left_alone, using), f"the end of all other sessions {other_sessions(using)}")
+        with connections[using].cursor() as cursor:
+            cursor.execute("TRUNCATE command_bus_idle_worker")
     purge()
-    with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE command_bus_idle_worker")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from django.db import transaction
+from django.db import connections
 
 POINTS = (
     "after_read",
@@ -37,10 +37,15 @@ def install() -> None:
         PostgresTransitions,
         "finish",
         before=lambda: reached("before_finish"),
-        after=lambda _: transaction.get_connection().in_atomic_block and reached("between_finish_and_commit"),
+        after=lambda _: is_in_transaction() and reached("between_finish_and_commit"),
     )
     around(execute.Executor, "_run_in_transaction", after=lambda _: reached("after_commit"))
     around(Worker, "_told", before=lambda: reached("after_commit"))
+
+
+def is_in_transaction() -> bool:
+    """In whatever database the handler's transaction is."""
+    return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
 
 
 def reached(point: str) -> bool:

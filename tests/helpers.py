@@ -14,8 +14,9 @@ from uuid import UUID, uuid4
 
 import psycopg
 from django.db import connection, connections
+from psycopg import sql
 
-from commandbus import get_command, send_command
+from commandbus import conf, get_command, send_command
 from commandbus.handlers import Handler, HandlerRegistry, registry
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
@@ -23,6 +24,8 @@ from commandbus.worker.options import WorkerOptions
 from commandbus.worker.worker import Worker
 
 PATIENCE = 30.0
+BOTH = ["default", "second"]
+"""The databases. All domains live on the first but "archive"."""
 
 WAITING_SESSIONS = """
     SELECT count(*) FROM pg_locks
@@ -44,26 +47,30 @@ def send(command_type: str = "PlaceOrder", **data: Any) -> UUID:
     return send_command("orders", command_type, uuid4(), data)
 
 
-def status(command_id: UUID) -> str:
-    command = get_command("orders", command_id)
-    assert command is not None
-    return command.status
+def keep(command_type: str = "KeepOrder", **data: Any) -> UUID:
+    """To the domain on the second database."""
+    return send_command("archive", command_type, uuid4(), data)
 
 
-def reload(command_id: UUID) -> Command:
-    command = get_command("orders", command_id)
+def status(command_id: UUID, domain: str = "orders") -> str:
+    return reload(command_id, domain).status
+
+
+def reload(command_id: UUID, domain: str = "orders") -> Command:
+    command = get_command(domain, command_id)
     assert command is not None
     return command
 
 
-def result(command_id: UUID) -> Any:
-    reply = reload(command_id).reply
+def result(command_id: UUID, domain: str = "orders") -> Any:
+    reply = reload(command_id, domain).reply
     assert reply is not None
     return reply["data"]
 
 
-def replies() -> list[dict[str, Any]]:
-    return [message.message for message in PgmqClient().read("orders__replies", vt=0, qty=100_000)]
+def replies(domain: str = "orders") -> list[dict[str, Any]]:
+    client = PgmqClient(conf.current().database_of(domain))
+    return [message.message for message in client.read(f"{domain}__replies", vt=0, qty=100_000)]
 
 
 def send_many(domain: str, command_type: str, count: int) -> None:
@@ -108,7 +115,7 @@ def running_worker(handlers: HandlerRegistry = registry, **options: Any) -> Iter
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a process that uses the test database."""
+    """The environment of a process that uses the test databases."""
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
@@ -119,9 +126,9 @@ def environment(**changes: str) -> dict[str, str]:
 class Barrier:
     """Holds up every handler that was sent `barrier=key`, until it is opened."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, using: str) -> None:
         self.key = key
-        self._connection = psycopg.connect(**libpq_parameters(), autocommit=True)
+        self._connection = psycopg.connect(**libpq_parameters(using), autocommit=True)
         self._connection.execute("SELECT pg_advisory_lock(%s)", [key])
 
     def arrived(self) -> int:
@@ -137,17 +144,33 @@ class Barrier:
 
 
 @contextmanager
-def barrier(key: int = 1) -> Iterator[Barrier]:
-    gate = Barrier(key)
+def barrier(key: int = 1, using: str = "default") -> Iterator[Barrier]:
+    """In the database of the handlers that it shall hold up."""
+    gate = Barrier(key, using)
     try:
         yield gate
     finally:
         gate.open()
 
 
-def libpq_parameters() -> dict[str, Any]:
-    parameters = connection.get_connection_params()
+def libpq_parameters(using: str = "default") -> dict[str, Any]:
+    parameters = connections[using].get_connection_params()
     return {name: parameters[name] for name in ("dbname", "user", "host", "port", "password") if name in parameters}
+
+
+@contextmanager
+def unreachable(using: str) -> Iterator[None]:
+    """Every session of this database is ended, and nobody gets another."""
+    name = connections[using].settings_dict["NAME"]
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    connections[using].close()
+    with psycopg.connect(**{**libpq_parameters(using), "dbname": "postgres"}, autocommit=True) as admin:
+        admin.execute(allow.format(sql.Identifier(name), sql.Literal(False)))
+        try:
+            admin.execute("SELECT pg_terminate_backend(pid, 3000) FROM pg_stat_activity WHERE datname = %s", [name])
+            yield
+        finally:
+            admin.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
 
 
 class WorkerProcess(subprocess.Popen[bytes]):

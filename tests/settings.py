@@ -45,17 +45,29 @@ TEMPLATES = [
         },
     },
 ]
+SERVER = {
+    "ENGINE": "django.db.backends.postgresql",
+    "USER": SUPERUSER,
+    "HOST": os.environ.get("COMMANDBUS_TEST_HOST", str(TEST_SERVER.data)),
+}
 DATABASES = {
     "default": {
-        "ENGINE": "django.db.backends.postgresql",
+        **SERVER,
         "NAME": os.environ.get("COMMANDBUS_TEST_DATABASE", "postgres"),
-        "USER": SUPERUSER,
-        "HOST": os.environ.get("COMMANDBUS_TEST_HOST", str(TEST_SERVER.data)),
         "TEST": {"NAME": "test_commandbus"},
+    },
+    "second": {
+        **SERVER,
+        "NAME": os.environ.get("COMMANDBUS_TEST_SECOND_DATABASE", "postgres"),
+        "TEST": {"NAME": "test_commandbus_second"},
     },
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "UTC"
 USE_TZ = True
-COMMANDBUS = {"DOMAINS": ["orders", "other", "sales"], **json.loads(os.environ.get("COMMANDBUS_TEST_SETTINGS", "{}"))}
+COMMANDBUS = {
+    "DOMAINS": ["orders", "other", "sales"],
+    "DATABASES": {"archive": "second"},
+    **json.loads(os.environ.get("COMMANDBUS_TEST_SETTINGS", "{}")),
+}
 STATIC_URL = "static/"

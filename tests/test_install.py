@@ -80,11 +80,6 @@ def test_a_database_without_our_tables_is_left_alone_and_setup_says_so() -> None
         call_command("commandbus_setup")
 
 
-def test_setup_names_the_domains(capsys: pytest.CaptureFixture[str]) -> None:
-    call_command("commandbus_setup")
-    assert "domains: orders, other, payments, reports" in capsys.readouterr().out
-
-
 def test_a_registered_domain_has_its_four_queues_and_settings() -> None:
     with override_settings(COMMANDBUS={"DOMAINS": ["new-one"], "UNIQUE_SCOPE": "global", "MARK_IN_PROGRESS": False}):
         assert "new-one" in register_domains("default")

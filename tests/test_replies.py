@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from pgmq import PGMQueue
 
 from commandbus import (
@@ -33,7 +33,7 @@ from commandbus.messages import ErrorInfo, Finish, Status
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import PATIENCE, libpq_parameters, reload, replies, running_worker, send
+from tests.helpers import BOTH, PATIENCE, libpq_parameters, reload, replies, running_worker, send
 from tests.ops.test_troubleshooting import troubled
 
 BUS = PostgresTransitions("default")
@@ -45,7 +45,7 @@ def finish(command_id: UUID, status: Status = Status.COMPLETED, **more: Any) -> 
     BUS.finish("orders", [Finish(received.lease, status, **more)])
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases=BOTH)
 def test_the_envelope_is_complete_on_the_queue_and_with_the_command() -> None:
     command_id, correlation_id = uuid4(), uuid4()
     send_command("orders", "PlaceOrder", command_id, {}, correlation_id=correlation_id)
@@ -75,7 +75,7 @@ def test_the_envelope_is_complete_on_the_queue_and_with_the_command() -> None:
     assert len(replies()) == 1  # nothing was consumed
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases=BOTH)
 @pytest.mark.parametrize("outcome", ["FAILED", "CANCELED"])
 def test_a_refusal_says_why(outcome: str) -> None:
     command_id = send()
@@ -86,7 +86,7 @@ def test_a_refusal_says_why(outcome: str) -> None:
     assert replies()[0]["error"] == {"code": "NO_FUNDS", "message": "there are 3 left", "class": "Broke"}
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases=BOTH)
 def test_cancel_and_the_operators_send_replies_too() -> None:
     canceled = send()
     cancel_command("orders", canceled, "changed my mind")
@@ -154,7 +154,7 @@ def test_the_official_client_reads_the_reply_queue() -> None:
     assert replies() == []
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_it_waits_until_the_reply_is_there() -> None:
     command_id = send()
     found: list[Reply] = []
@@ -163,7 +163,7 @@ def test_it_waits_until_the_reply_is_there() -> None:
         try:
             found.append(wait_for_reply(command_id, PATIENCE))
         finally:
-            connection.close()
+            connections.close_all()
 
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
@@ -172,7 +172,7 @@ def test_it_waits_until_the_reply_is_there() -> None:
     assert [reply.data for reply in found] == [{"n": 1}]
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_async_code_waits_without_a_thread() -> None:
     command_id = send()
 
@@ -185,7 +185,7 @@ def test_async_code_waits_without_a_thread() -> None:
     assert async_to_sync(wait)().data == {"n": 1}
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_after_the_time_an_error_says_how_far_it_is() -> None:
     waiting, in_trouble = troubled(), troubled()
     ops.operator_retry("orders", waiting)
@@ -195,7 +195,7 @@ def test_after_the_time_an_error_says_how_far_it_is() -> None:
         wait_for_reply(in_trouble, 0)
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_a_command_that_nobody_sent_is_an_error_at_once() -> None:
     with pytest.raises(UnknownCommandError, match="in any domain"):
         wait_for_reply(uuid4(), PATIENCE)
@@ -215,7 +215,7 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     assert not Command.objects.exists()
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases=BOTH)
 def test_an_id_that_two_domains_have_needs_the_domain() -> None:
     command_id = send()
     send_command("other", "X", command_id, {})
@@ -225,7 +225,7 @@ def test_an_id_that_two_domains_have_needs_the_domain() -> None:
     assert wait_for_reply(command_id, 0, domain="orders").domain == "orders"
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_waiting_for_what_this_transaction_has_sent_fails_at_once() -> None:
     with transaction.atomic():
         command_id = send()
@@ -237,7 +237,7 @@ def test_waiting_for_what_this_transaction_has_sent_fails_at_once() -> None:
             async_to_sync(await_for_reply)(other, PATIENCE)
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 def test_a_transaction_can_wait_for_what_was_sent_before_it(isolation: str) -> None:
     command_id = send()
@@ -250,7 +250,7 @@ def test_a_transaction_can_wait_for_what_was_sent_before_it(isolation: str) -> N
             try:
                 finish(command_id, result={"n": 1})
             finally:
-                connection.close()
+                connections.close_all()
 
         thread = threading.Thread(target=other, daemon=True)
         thread.start()
@@ -258,7 +258,7 @@ def test_a_transaction_can_wait_for_what_was_sent_before_it(isolation: str) -> N
         thread.join(PATIENCE)
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_without_autocommit_it_is_a_transaction_as_well() -> None:
     transaction.set_autocommit(False)
     try:
@@ -270,14 +270,14 @@ def test_without_autocommit_it_is_a_transaction_as_well() -> None:
         transaction.set_autocommit(True)
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases=BOTH)
 def test_in_a_test_that_never_commits_a_reply_that_is_there_is_found(commandbus_run: Any) -> None:
     command_id = send("SendMail")
     commandbus_run("orders")
     assert wait_for_reply(command_id, 5).outcome == "SUCCESS"
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_send_and_wait_in_one() -> None:
     command_id = uuid4()
     with running_worker():
@@ -315,7 +315,7 @@ def test_a_shared_queue_takes_the_replies_of_all(settings: Any) -> None:
     assert wait_for_reply(first, 0).domain == "orders"
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=BOTH)
 def test_replies_of_a_command_that_failed_before_it_recovered_come_once() -> None:
     command_id = send("SendMail", fail_attempts=2)
     with running_worker():

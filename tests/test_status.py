@@ -18,9 +18,9 @@ from commandbus.pgmq import PgmqClient
 from commandbus.status import DomainStatus, domain_statuses, node_statuses, overview
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import send, send_many
+from tests.helpers import BOTH, send, send_many
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases=BOTH)
 
 BUS = PostgresTransitions("default")
 ERROR = ErrorInfo("E", "E", "e")
@@ -200,9 +200,10 @@ def rows_met() -> int:
 
 
 def test_all_domains_are_shown_in_the_order_of_their_names() -> None:
-    shown = [found.domain for found in domain_statuses()]
-    assert shown == sorted(Domain.objects.values_list("name", flat=True))
-    assert "orders" in shown
+    shown = [(found.database, found.domain) for found in domain_statuses()]
+    names = {using: sorted(Domain.objects.using(using).values_list("name", flat=True)) for using in BOTH}
+    assert shown == [(using, name) for using in BOTH for name in names[using]]
+    assert {("default", "orders"), ("second", "archive")} <= set(shown)
 
 
 def test_a_reply_queue_that_is_handled_is_shown_like_a_domain() -> None:
@@ -245,27 +246,27 @@ def test_of_some_domains_only_the_nodes_that_serve_them_are_shown() -> None:
 def second_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Another alias, which domain "faraway" lives on. Whoever uses it says where it is."""
     description = {**connections.settings["default"], "HOST": "/nonexistent"}
-    monkeypatch.setitem(settings.DATABASES, "second", description)
-    monkeypatch.setitem(connections.settings, "second", description)
+    monkeypatch.setitem(settings.DATABASES, "third", description)
+    monkeypatch.setitem(connections.settings, "third", description)
 
     def ensure_connection() -> None:
-        if connections["second"].connection is None:
-            with connections["second"].wrap_database_errors:
-                connections["second"].connect()
+        if connections["third"].connection is None:
+            with connections["third"].wrap_database_errors:
+                connections["third"].connect()
 
     # Tests may use only the databases that they name, and this one does not exist when they do.
-    monkeypatch.setattr(connections["second"], "ensure_connection", ensure_connection)
-    with override_settings(COMMANDBUS={"DATABASES": {"faraway": "second"}}):
-        yield connections["second"].settings_dict
-    connections["second"].close()
-    del connections["second"]
+    monkeypatch.setattr(connections["third"], "ensure_connection", ensure_connection)
+    with override_settings(COMMANDBUS={"DATABASES": {"faraway": "third"}}):
+        yield connections["third"].settings_dict
+    connections["third"].close()
+    del connections["third"]
 
 
 def test_a_database_that_is_away_hides_no_other(second_database: dict[str, Any]) -> None:
     seen = overview()
     assert "orders" in [found.domain for found in seen.domains]
-    assert list(seen.away) == ["second"]
-    assert "/nonexistent" in seen.away["second"]
+    assert list(seen.away) == ["third"]
+    assert "/nonexistent" in seen.away["third"]
     with pytest.raises(OperationalError):
         domain_statuses()
     assert overview(["orders"]).away == {}
@@ -280,14 +281,14 @@ def test_a_database_without_our_functions_says_what_to_do(second_database: dict[
 
 def test_a_domain_that_has_moved_is_shown_where_it_lives_now(second_database: dict[str, Any]) -> None:
     second_database.update(HOST=connection.settings_dict["HOST"], NAME="postgres")
-    with override_settings(COMMANDBUS={"DATABASES": {"orders": "second"}}):
+    with override_settings(COMMANDBUS={"DATABASES": {"orders": "third"}}):
         assert "orders" not in [found.domain for found in overview().domains]
 
 
 def test_databases_of_other_kinds_are_left_alone(
     second_database: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections["second"], "vendor", "sqlite")
+    monkeypatch.setattr(connections["third"], "vendor", "sqlite")
     assert overview().away == {}
 
 

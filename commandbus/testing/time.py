@@ -3,8 +3,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.db.models import F
+from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined] # the stubs lack it
 
-from commandbus import conf
+from commandbus import conf, install
 from commandbus.models import Command, Domain, Node
 from commandbus.pgmq.client import PgmqClient
 
@@ -22,9 +23,12 @@ def advance(domain: str, seconds: float) -> None:
 
 
 def purge() -> None:
-    """Empty all queues of all databases that domains live on."""
-    config = conf.current()
-    for using in {conf.DEFAULT_ALIAS, *config.databases.values()}:
+    """Empty all queues of all databases that domains live on, as far as this test may use them."""
+    for using in install.databases():
         client = PgmqClient(using)
-        for queue in client.list_queues():
+        try:
+            queues = client.list_queues()
+        except DatabaseOperationForbidden:  # so nothing was sent there
+            continue
+        for queue in queues:
             client.purge(queue)

@@ -21,7 +21,7 @@ from commandbus.worker.backlog import Backlog
 from commandbus.worker.board import Board
 from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.execute import Executor, drop_dead_connection
-from commandbus.worker.fetch import Fetcher
+from commandbus.worker.fetch import RETRY_SECONDS, Fetcher
 from commandbus.worker.finish import Finisher
 from commandbus.worker.keeper import Keeper
 from commandbus.worker.leases import Leases
@@ -103,7 +103,8 @@ class Worker:
                 if found == 0:
                     self._wait_for_work(was_idle)
                 elif found is None:
-                    self._sleep()
+                    # We have not said that we are idle, so nobody will wake us, also not from databases that are there.
+                    self._sleep(min(self.options.poll_interval, RETRY_SECONDS))
         finally:
             self._stopping.set()
             self._shut_down(listeners)
@@ -149,10 +150,10 @@ class Worker:
             return
         if self._listening and self._announce_idle():
             return
-        self._sleep()
+        self._sleep(self.options.poll_interval)
 
-    def _sleep(self) -> None:
-        self._changed.wait(self.options.poll_interval)
+    def _sleep(self, seconds: float) -> None:
+        self._changed.wait(seconds)
         self._changed.clear()
 
     def _announce_idle(self) -> bool:

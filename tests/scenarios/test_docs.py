@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from commandbus.models import Command
-from tests.helpers import PATIENCE, environment
+from tests.helpers import BOTH, PATIENCE, environment
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -19,10 +19,10 @@ from commandbus.shell import monitor
 from commandbus.status import Overview
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import environment, send, send_many, wait_until
+from tests.helpers import BOTH, environment, send, send_many, wait_until
 from tests.shell.helpers import Terminal, run
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases=BOTH)
 
 BUS = PostgresTransitions("default")
 
@@ -97,7 +97,8 @@ def test_an_unknown_domain_and_a_wrong_interval_are_named() -> None:
 
 
 def test_where_nothing_is_registered_it_says_what_to_do() -> None:
-    Domain.objects.all().delete()
+    for using in BOTH:
+        Domain.objects.using(using).all().delete()
     assert "no domain is registered; run: manage.py migrate" in run("commandbus_status").out
 
 

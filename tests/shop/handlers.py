@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connection, connections
 
 from commandbus import (
     BusinessRuleError,
@@ -32,12 +32,18 @@ QUICKLY = RetryPolicy(max_attempts=3, backoff=(0.1, 0.2))
 
 @command_handler("orders", "PlaceOrder", retry_policy=QUICKLY)
 def place_order(command: Command, context: Context) -> dict[str, Any]:
-    Order.objects.create(number=str(command.command_id))
+    Order.objects.using(context.using).create(number=str(command.command_id))
     obey(command.data, context)
     return {"attempt": context.attempt}
 
 
+@command_handler("archive", "KeepOrder", retry_policy=QUICKLY)
+def keep_order(command: Command, context: Context) -> dict[str, Any]:
+    return {**place_order(command, context), "using": context.using}
+
+
 @command_handler("orders", "SendMail", retry_policy=QUICKLY, transactional=False)
+@command_handler("archive", "SendMail", retry_policy=QUICKLY, transactional=False)
 def send_mail(command: Command, context: Context) -> None:
     obey(command.data, context)
 
@@ -57,8 +63,10 @@ async def create_async(command: Command, context: Context) -> dict[str, Any]:
 
 
 @command_handler("orders", "ImportOrders", retry_policy=QUICKLY, batch_size=50)
+@command_handler("archive", "KeepOrders", retry_policy=QUICKLY, batch_size=50)
 def import_orders(commands: list[Command], context: Context) -> None:
-    Order.objects.bulk_create([Order(number=str(command.command_id)) for command in commands])
+    orders = [Order(number=str(command.command_id)) for command in commands]
+    Order.objects.using(context.using).bulk_create(orders)
     for command in commands:
         obey(command.data, context)
 
@@ -70,7 +78,7 @@ def obey(data: dict[str, Any], context: Context) -> None:
     elif data.get("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
     if "barrier" in data:
-        with connection.cursor() as cursor:
+        with connections[context.using].cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [data["barrier"]])
     if "sleep" in data:
         time.sleep(data["sleep"])

@@ -264,7 +264,9 @@ def test_a_shared_queue_is_handled_in_one_database(settings: Any) -> None:
 
 
 def test_a_worker_for_replies_needs_a_handler() -> None:
-    with pytest.raises(ConfigurationError, match=r"nobody handles the replies of domain 'orders'.* handler: payments, sales"):
+    with pytest.raises(
+        ConfigurationError, match=r"nobody handles the replies of domain 'orders'.* handler: payments, sales"
+    ):
         reply_queues_of(["orders"])
     with pytest.raises(CommandError, match="@reply_handler"):
         call_command("commandbus_worker", "--replies", "orders")
