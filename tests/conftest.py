@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,9 @@ from commandbus.embedded import home_for, remove
 from commandbus.testing.time import purge
 from tests.helpers import wait_until
 from tests.settings import TEST_SERVER
+
+# A shell that runs us in the background ignores Ctrl-C, and so would the processes that tests send it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("here", deadline=None)  # the machine may be busy; no test asserts a time
 settings.load_profile("here")
