@@ -190,7 +190,8 @@ def _aliases(value: object) -> dict[str, str]:
 def _databases(value: object) -> dict[str, str]:
     aliases = _aliases(value)
     for name in aliases:
-        check_domain_name(name)
+        if name != getattr(settings, "COMMANDBUS", {}).get("REPLY_QUEUE"):
+            check_domain_name(name)
     return aliases
 
 

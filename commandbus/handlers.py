@@ -83,14 +83,21 @@ class HandlerRegistry:
         owners = {handler.domain: handler for handler in self.of_replies(command.domain)}
         if not owners:
             return self.get(command.domain, command.command_type)
-        if len(owners) == 1:
-            return next(iter(owners.values()))
-        return owners.get(command.data.get("domain", ""))  # a queue that they share
+        if conf.current().reply_queue is None:
+            return next(iter(owners.values()))  # its own queue, whoever replies there
+        return owners.get(command.command_type.partition("/")[0])
 
     def of_replies(self, queue: str) -> list[Handler]:
         """The handlers of the domains whose reply queue this is."""
         config = conf.current()
         return [h for domain, h in sorted(self._reply_handlers.items()) if config.reply_queue_of(domain) == queue]
+
+    def handled_in(self, domain: str) -> list[str]:
+        """What a node says that it handles: command types; in a reply queue "*", or the domains that share it."""
+        handlers = self.in_domain(domain)
+        if conf.current().reply_queue is None:
+            return [handler.command_type for handler in handlers]
+        return [handler.domain if handler.replies else handler.command_type for handler in handlers]
 
     def reply_domains(self) -> set[str]:
         return set(self._reply_handlers)

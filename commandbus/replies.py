@@ -130,10 +130,12 @@ class _Wait:
         """The reply, if it is there. Raises when it makes no sense to go on."""
         if self._connection is None:
             self._connection = connections[self._find()]
-        status, reply = self._read(self._connection) or ("gone", None)
-        if reply is None and _in_transaction(self._connection):
+        status, reply = self._read(self._connection) or (None, None)
+        if reply is None and self._own is None and _in_transaction(self._connection):
             self._look_from_outside(self._connection)
             return self.look()
+        if status is None:
+            raise UnknownCommandError(f"command {self.command_id} was pruned meanwhile, and its reply with it")
         if reply is not None:
             return Reply.from_json(json.loads(reply))
         if time.monotonic() - self.started_at >= self.timeout:
@@ -184,6 +186,7 @@ class _Wait:
     def _look_from_outside(self, connection: BaseDatabaseWrapper) -> None:
         """On a connection of our own from now on: what happens outside may be hidden from the open transaction."""
         self._connection = self._own = connection.copy()
+        self._own.set_autocommit(True)
         if self._read(self._own) is None:
             raise UncommittedCommandError(_uncommitted(self.command_id, connection.alias))
 

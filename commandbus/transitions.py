@@ -227,11 +227,18 @@ class PostgresTransitions:
         )
 
     def operator_retry(
-        self, domain: str, command_ids: Sequence[UUID], operator: str | None = None, reason: str | None = None
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        operator: str | None = None,
+        reason: str | None = None,
+        *,
+        msg_ids: Sequence[int] | None = None,
     ) -> list[Answer]:
+        """`msg_ids`, here and below: their messages when they were chosen. What has another one by now is refused."""
         return self._answers(
-            "SELECT command_id, done, why FROM commandbus.operator_retry(%s, %s::uuid[], %s, %s)",
-            [domain, list(command_ids), operator, reason],
+            "SELECT command_id, done, why FROM commandbus.operator_retry(%s, %s::uuid[], %s, %s, %s::bigint[])",
+            [domain, list(command_ids), operator, reason, _given(msg_ids)],
         )
 
     def operator_edit(
@@ -253,11 +260,17 @@ class PostgresTransitions:
         )
 
     def operator_cancel(
-        self, domain: str, command_ids: Sequence[UUID], reason: str, operator: str | None = None
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        reason: str,
+        operator: str | None = None,
+        *,
+        msg_ids: Sequence[int] | None = None,
     ) -> list[Answer]:
         return self._answers(
-            "SELECT command_id, done, why FROM commandbus.operator_cancel(%s, %s::uuid[], %s, %s)",
-            [domain, list(command_ids), reason, operator],
+            "SELECT command_id, done, why FROM commandbus.operator_cancel(%s, %s::uuid[], %s, %s, %s::bigint[])",
+            [domain, list(command_ids), reason, operator, _given(msg_ids)],
         )
 
     def operator_complete(
@@ -267,15 +280,19 @@ class PostgresTransitions:
         result: Mapping[str, Any] | None = None,
         operator: str | None = None,
         reason: str | None = None,
+        *,
+        msg_ids: Sequence[int] | None = None,
     ) -> list[Answer]:
         return self._answers(
-            "SELECT command_id, done, why FROM commandbus.operator_complete(%s, %s::uuid[], %s::jsonb, %s, %s)",
+            "SELECT command_id, done, why FROM commandbus.operator_complete("
+            "%s, %s::uuid[], %s::jsonb, %s, %s, %s::bigint[])",
             [
                 domain,
                 list(command_ids),
                 None if result is None else json_object(result, "the result"),
                 operator,
                 reason,
+                _given(msg_ids),
             ],
         )
 
@@ -347,6 +364,10 @@ def _tokens(leases: Sequence[Lease]) -> list[list[Any]]:
         [lease.msg_id for lease in leases],
         [lease.read_ct for lease in leases],
     ]
+
+
+def _given(values: Sequence[Any] | None) -> list[Any] | None:
+    return None if values is None else list(values)
 
 
 def _optional(values: Sequence[Any]) -> list[Any] | None:

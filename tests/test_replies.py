@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from pgmq import PGMQueue
 
 from commandbus import (
@@ -321,3 +322,36 @@ def test_replies_of_a_command_that_failed_before_it_recovered_come_once() -> Non
     with running_worker():
         assert wait_for_reply(command_id, PATIENCE).outcome == "SUCCESS"
     assert len(replies()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_connection_is_enough_where_transactions_are_managed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    command_id = send()
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    connection.close()
+    copies: list[Any] = []
+    copy = BaseDatabaseWrapper.copy
+
+    def counted(self: Any) -> Any:
+        copies.append(copy(self))
+        return copies[-1]
+
+    monkeypatch.setattr(BaseDatabaseWrapper, "copy", counted)
+    with pytest.raises(ReplyTimeoutError, match="PENDING"):
+        wait_for_reply(command_id, 0.1, domain="orders")
+    transaction.rollback()
+    connection.close()
+    assert len(copies) == 1
+    assert copies[0].connection is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_pruned_meanwhile_has_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    command_id = send()
+
+    def prune(seconds: float) -> None:
+        Command.objects.all().delete()
+
+    monkeypatch.setattr("commandbus.replies.time.sleep", prune)
+    with pytest.raises(UnknownCommandError, match="pruned meanwhile"):
+        wait_for_reply(command_id, PATIENCE, domain="orders")

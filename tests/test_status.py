@@ -154,10 +154,19 @@ def test_leases_are_found_before_messages_that_wait_for_longer(few: int) -> None
     node_id = node()
     receive(2, node_id)
     for _ in range(30):
-        send_command("orders", "PlaceOrder", uuid4(), {}, delay=3600)
+        send_command("orders", "PlaceOrder", uuid4(), {}, delay=7200)
     found = orders()
     assert (found.running, found.held) == (2, {node_id: 2})
     assert (found.delayed, found.more) == (few, frozenset({"delayed"}))
+
+
+def test_leases_may_hide_behind_messages_that_wait_for_less(few: int) -> None:
+    send()
+    receive(1, node())
+    for _ in range(30):
+        send_command("orders", "PlaceOrder", uuid4(), {}, delay=5)
+    found = orders()
+    assert (found.running, found.more) == (0, frozenset({"delayed", "running"}))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,6 +4,7 @@ from commandbus.ops.troubleshooting import (
     EVERYTHING,
     ActionResult,
     Progress,
+    Selection,
     TroubleshootingFilter,
     Which,
     get_payload,
@@ -17,12 +18,14 @@ from commandbus.ops.troubleshooting import (
     operator_edit_many,
     operator_retry,
     operator_retry_many,
+    select,
 )
 
 __all__ = [
     "EVERYTHING",
     "ActionResult",
     "Progress",
+    "Selection",
     "TroubleshootingFilter",
     "Which",
     "get_payload",
@@ -36,4 +39,5 @@ __all__ = [
     "operator_edit_many",
     "operator_retry",
     "operator_retry_many",
+    "select",
 ]

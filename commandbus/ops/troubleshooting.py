@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from commandbus.api import database_of, uuid_of
@@ -23,8 +22,6 @@ from commandbus.pgmq.notify import notify_sent
 from commandbus.transitions import PostgresTransitions
 
 CHUNK = 1000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +57,18 @@ class ActionResult:
     """Why each of the others was left alone."""
 
 
-Which = Iterable[UUID] | TroubleshootingFilter
-"""Ids, or all that match a filter at the moment of the call."""
+@dataclass(frozen=True)
+class Selection:
+    """Commands as they were when somebody chose them. What was retried since is refused, also if it is back again."""
+
+    messages: Mapping[UUID, int]
+    """The id of each one's message: every retry makes a new one."""
+
+
+Which = Iterable[UUID] | TroubleshootingFilter | Selection
+"""Ids, what was selected, or all that match a filter at the moment of the call."""
+
+Action = Callable[[Sequence[UUID], Sequence[int] | None], list[Answer]]
 
 Progress = Callable[[int, int], None]
 """Called after each chunk with how many were dealt with, and how many there are."""
@@ -72,8 +79,14 @@ def in_troubleshooting(domain: str, which: Which = EVERYTHING) -> CommandQuerySe
     using = database_of(domain)
     if isinstance(which, TroubleshootingFilter):
         return which.of(domain, using)
-    ids = [uuid_of(command_id, "command_id") for command_id in which]
-    return EVERYTHING.of(domain, using).filter(command_id__in=ids)
+    ids = which.messages if isinstance(which, Selection) else which
+    return EVERYTHING.of(domain, using).filter(command_id__in=[uuid_of(one, "command_id") for one in ids])
+
+
+def select(domain: str, which: TroubleshootingFilter) -> Selection:
+    """What matches now, for somebody who is asked before something is done about it."""
+    commands = in_troubleshooting(domain, which).order_by("id")
+    return Selection({command_id: msg_id or 0 for command_id, msg_id in commands.values_list("command_id", "msg_id")})
 
 
 def list_troubleshooting(
@@ -109,11 +122,12 @@ def operator_retry_many(
     reason: str | None = None,
     progress: Progress | None = None,
 ) -> ActionResult:
-    def retry(ids: Sequence[UUID]) -> list[Answer]:
-        answers = _transitions(domain).operator_retry(domain, ids, _text(operator), _text(reason))
+    def retry(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
+        transitions = _transitions(domain)
+        answers = transitions.operator_retry(domain, ids, _text(operator), _text(reason), msg_ids=msg_ids)
         return _woken(domain, answers)
 
-    return _in_chunks(_ids(domain, which), retry, progress)
+    return _in_chunks(domain, which, retry, progress)
 
 
 def operator_edit(
@@ -136,11 +150,11 @@ def operator_edit_many(
     for command_id, data in checked.items():
         json_object(data, f"the new data of command {command_id}")  # all of them, before the first is sent
 
-    def edit(ids: Sequence[UUID]) -> list[Answer]:
+    def edit(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
         changes = {command_id: checked[command_id] for command_id in ids}
         return _woken(domain, _transitions(domain).operator_edit(domain, changes, _text(operator), _text(reason)))
 
-    return _in_chunks(list(checked), edit, progress)
+    return _in_chunks(domain, list(checked), edit, progress)
 
 
 def operator_cancel(domain: str, command_id: UUID, reason: str, *, operator: str | None = None) -> None:
@@ -154,10 +168,11 @@ def operator_cancel_many(
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidCommandError("an operator's cancel needs a reason: the sender gets it with the reply")
 
-    def cancel(ids: Sequence[UUID]) -> list[Answer]:
-        return _transitions(domain).operator_cancel(domain, ids, storable(reason), _text(operator))
+    def cancel(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
+        transitions = _transitions(domain)
+        return transitions.operator_cancel(domain, ids, storable(reason), _text(operator), msg_ids=msg_ids)
 
-    return _in_chunks(_ids(domain, which), cancel, progress)
+    return _in_chunks(domain, which, cancel, progress)
 
 
 def operator_complete(
@@ -184,11 +199,11 @@ def operator_complete_many(
     if result_data is not None:
         json_object(result_data, "result_data")
 
-    def complete(ids: Sequence[UUID]) -> list[Answer]:
-        transitions = _transitions(domain)
-        return transitions.operator_complete(domain, ids, result_data, _text(operator), _text(reason))
+    def complete(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
+        transitions, by = _transitions(domain), (_text(operator), _text(reason))
+        return transitions.operator_complete(domain, ids, result_data, *by, msg_ids=msg_ids)
 
-    return _in_chunks(_ids(domain, which), complete, progress)
+    return _in_chunks(domain, which, complete, progress)
 
 
 def _transitions(domain: str) -> PostgresTransitions:
@@ -199,18 +214,16 @@ def _text(value: str | None) -> str | None:
     return None if value is None else storable(value)
 
 
-def _ids(domain: str, which: Which) -> list[UUID]:
+def _in_chunks(domain: str, which: Which, action: Action, progress: Progress | None) -> ActionResult:
     if isinstance(which, TroubleshootingFilter):
-        return list(in_troubleshooting(domain, which).order_by("id").values_list("command_id", flat=True))
-    return list(dict.fromkeys(uuid_of(command_id, "command_id") for command_id in which))
-
-
-def _in_chunks(
-    ids: list[UUID], action: Callable[[Sequence[UUID]], list[Answer]], progress: Progress | None
-) -> ActionResult:
+        which = select(domain, which)
+    messages = which.messages if isinstance(which, Selection) else None
+    chosen = which.messages if isinstance(which, Selection) else which
+    ids = list(dict.fromkeys(uuid_of(one, "command_id") for one in chosen))
     result = ActionResult()
     for chunk in _chunks(ids):
-        answers = {answer.command_id: answer for answer in action(chunk)}
+        msg_ids = None if messages is None else [messages[command_id] for command_id in chunk]
+        answers = {answer.command_id: answer for answer in action(chunk, msg_ids)}
         for answer in map(answers.__getitem__, chunk):  # in the order that the caller knows
             if answer.done:
                 result.done.append(answer.command_id)
@@ -221,10 +234,9 @@ def _in_chunks(
     return result
 
 
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    remaining = iter(items)
-    while chunk := list(islice(remaining, CHUNK)):
-        yield chunk
+def _chunks(ids: list[UUID]) -> Iterator[list[UUID]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
 
 
 def _woken(domain: str, answers: list[Answer]) -> list[Answer]:

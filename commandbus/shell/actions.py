@@ -12,6 +12,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from django.db import Error
 
 from commandbus import ops
+from commandbus.shell.interrupt import held_back
 from commandbus.shell.progress import Progress
 from commandbus.shell.sending import INTERRUPTED
 from commandbus.shell.table import number, plain, plural
@@ -20,7 +21,7 @@ from commandbus.shell.troubleshooting import rows
 SHOWN = 10
 SHOWN_REFUSED = 20
 
-Run = Callable[[Sequence[UUID], ops.Progress], ops.ActionResult]
+Run = Callable[[ops.Which, ops.Progress], ops.ActionResult]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,12 @@ def act(job: Job, out: OutputWrapper, err: OutputWrapper) -> int:
 
     What a filter chooses is settled before the question is asked: nobody has agreed to what fails meanwhile.
     """
+    which: Sequence[UUID] | ops.Selection
     if isinstance(job.which, ops.TroubleshootingFilter):
-        ids = _in_troubleshooting(job.domain, job.which)
+        which = ops.select(job.domain, job.which)
+        ids = list(which.messages)
     else:
-        ids = list(dict.fromkeys(job.which))
+        which = ids = list(dict.fromkeys(job.which))
     if job.dry_run:
         return _preview(job, ids, out, err)
     if not ids:
@@ -51,7 +54,7 @@ def act(job: Job, out: OutputWrapper, err: OutputWrapper) -> int:
         return 0
     if not job.yes and (len(ids) > 1 or isinstance(job.which, ops.TroubleshootingFilter)):
         _ask(f"{job.verb.capitalize()} {plural(len(ids), 'command')} of {job.domain}?", err)
-    return _run(job, ids, out, err)
+    return _run(job, which, len(ids), out, err)
 
 
 def _in_troubleshooting(domain: str, which: ops.Which) -> list[UUID]:
@@ -79,21 +82,24 @@ def _ask(question: str, err: OutputWrapper) -> None:
         raise CommandError("nothing was done")
 
 
-def _run(job: Job, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapper) -> int:
-    progress = Progress(err, "command", len(ids), silent=job.silent or len(ids) == 1)
+def _run(job: Job, which: ops.Which, total: int, out: OutputWrapper, err: OutputWrapper) -> int:
+    progress = Progress(err, "command", total, silent=job.silent or total == 1)
     dealt_with = 0
 
     def show(count: int, _: int) -> None:
         nonlocal dealt_with
         dealt_with = count
         progress.update(count, count)
+        if is_interrupted():
+            raise KeyboardInterrupt
 
     try:
-        result = job.run(ids, show)
+        with held_back() as is_interrupted:
+            result = job.run(which, show)
     except (KeyboardInterrupt, Error) as error:
         progress.end()
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopped: {plain(str(error).strip())}"
-        err.write(f"{why}; {number(dealt_with)} of {plural(len(ids), 'command')} were dealt with, and that stays")
+        err.write(f"{why}; {number(dealt_with)} of {plural(total, 'command')} were dealt with, and that stays")
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     progress.end()
     if not job.silent:

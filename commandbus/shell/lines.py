@@ -71,6 +71,7 @@ class CsvLines:
         self._reader = csv.reader(self._tape, strict=True)
         try:
             self._columns = next(self._reader, [])
+            self._tape.check()
         except (csv.Error, InvalidCommandError) as error:
             raise InvalidCommandError(f"the header cannot be read: {error}") from None
         self.header = self._tape.cut()
@@ -95,6 +96,7 @@ class CsvLines:
                 cells = next(self._reader, None)
             if cells is None:
                 return None
+            self._tape.check()
             fields = self._fields(cells)
         except (csv.Error, InvalidCommandError) as error:
             problem = f"not CSV: {error}" if isinstance(error, csv.Error) else str(error)
@@ -119,6 +121,7 @@ class _Tape:
         self._pieces = pieces
         self._taken: list[bytes] = []
         self._size = 0
+        self._problem: InvalidCommandError | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -131,13 +134,24 @@ class _Tape:
         self._size += len(piece)
         if self._size >= self.longest:
             raise InvalidCommandError(f"{_too_long(self.longest)}, or has a quote that is not closed")
-        return _text(number, piece)
+        try:
+            return _text(number, piece)
+        except InvalidCommandError as error:
+            # Not yet: the csv module would begin anew in the middle of the record, and take its rest for another.
+            self._problem = self._problem or error
+            return piece.decode(errors="replace")
+
+    def check(self) -> None:
+        """Raises what was wrong with the text of the record."""
+        if self._problem is not None:
+            raise self._problem
 
     def cut(self) -> bytes:
         """What was read since the last cut."""
         taken = b"".join(self._taken)
         self._taken.clear()
         self._size = 0
+        self._problem = None
         return taken
 
 

@@ -60,7 +60,7 @@ class Rejects:
     """Keeps lines as they are, in a file that can be corrected and sent again. It is made new, also if none come."""
 
     def __init__(self, path: str, header: bytes, source: str) -> None:
-        if source != STDIN and os.path.exists(path) and os.path.samefile(path, source):
+        if os.path.exists(path) and os.path.samestat(os.stat(path), _stat(source)):
             raise InvalidCommandError(f"--rejects {path} is the file that is read; name another one")
         self._file = _opened(path, "wb")
         self._stream = (
@@ -74,6 +74,11 @@ class Rejects:
     def close(self) -> None:
         self._stream.close()
         self._file.close()
+
+
+def _stat(source: str) -> os.stat_result:
+    """Of standard input too: it may be a file that is given to us by `<`."""
+    return os.fstat(sys.stdin.fileno()) if source == STDIN else os.stat(source)
 
 
 def _opened(path: str, mode: str) -> BinaryIO:

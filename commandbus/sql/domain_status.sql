@@ -4,7 +4,7 @@
 --   delayed             the time of a retry or of a delay is not over
 --   running             leased. Which of the hidden messages are can only be learnt from their commands, and only so many of
 --                       these are looked at, in the order in which they become visible: leases are short, so they come
---                       first. `more_running` says that not all of them were.
+--                       first. `more_running` says that not all of them were, up to an hour from now.
 --   in_troubleshooting
 --   replies             ready now, in the queue that this domain replies to
 --   oldest_ready_seconds  how long the first of those that are ready has been so
@@ -38,6 +38,7 @@ DECLARE
     _oldest timestamptz;
     _ids uuid[];
     _looked integer;
+    _beyond timestamptz;
 BEGIN
     paused := _domain.paused;
     waiting := commandbus.count_messages(_queue, '-infinity', _now, domain_status.at_most);
@@ -84,7 +85,10 @@ BEGIN
             WHERE c.id = ANY (commandbus.rows_of(domain_status.domain, _ids)) AND c.lease_read_ct IS NOT NULL
             GROUP BY c.node_id
         ) AS n;
-        more_running := _looked > _looked_at;
+        EXECUTE format('SELECT q.vt FROM pgmq.%I q WHERE q.vt > $1 ORDER BY q.vt OFFSET $2 LIMIT 1', 'q_' || _queue)
+        INTO _beyond
+        USING _now, domain_status.at_most;
+        more_running := _looked > _looked_at OR coalesce(_beyond < _now + interval '1 hour', false);
         delayed := commandbus.count_messages(
             _queue, _now, 'infinity', domain_status.at_most + running::integer) - running;
     END IF;

@@ -143,8 +143,9 @@ AS $function$
 $function$;
 
 -- Locks those of the commands that are in the Troubleshooting Queue, and only those: a refused action must not hold up a
--- worker. Two operators at once: the second waits here, and then finds nothing.
-CREATE OR REPLACE FUNCTION commandbus.lock_troubled(domain text, command_ids uuid[])
+-- worker. Two operators at once: the second waits here, and then finds nothing. With `msg_ids`, only those
+-- that still have the message they had when the operator saw them: every retry makes a new one.
+CREATE OR REPLACE FUNCTION commandbus.lock_troubled(domain text, command_ids uuid[], msg_ids bigint[])
 RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -155,8 +156,19 @@ AS $function$
         FROM public.command_bus_command c
         WHERE c.id = ANY (commandbus.rows_of(lock_troubled.domain, lock_troubled.command_ids))
           AND c.status = 'IN_TROUBLESHOOTING_QUEUE'
+          AND (lock_troubled.msg_ids IS NULL OR c.msg_id = ANY (lock_troubled.msg_ids))
         ORDER BY c.id
         FOR UPDATE
     )
     SELECT array_agg(t.id) FROM troubled t
+$function$;
+
+-- Why an operator's action leaves a command alone that lock_troubled has not locked.
+CREATE OR REPLACE FUNCTION commandbus.why_not(status text)
+RETURNS text
+LANGUAGE sql
+IMMUTABLE
+AS $function$
+    SELECT CASE status WHEN 'IN_TROUBLESHOOTING_QUEUE' THEN 'it was retried since it was chosen, and has failed again'
+                       ELSE pg_catalog.format('its status is %s', status) END
 $function$;

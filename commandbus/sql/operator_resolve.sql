@@ -1,7 +1,7 @@
 -- Resolves commands of the Troubleshooting Queue without running them, and sends the reply that was held back. A cancel
 -- needs a reason, because that is what the sender gets to read.
 CREATE OR REPLACE FUNCTION commandbus.operator_cancel(
-    domain text, command_ids uuid[], reason text, operator text DEFAULT NULL
+    domain text, command_ids uuid[], reason text, operator text DEFAULT NULL, msg_ids bigint[] DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
@@ -16,12 +16,17 @@ BEGIN
     END IF;
     RETURN QUERY SELECT r.* FROM commandbus.operator_resolve(
         operator_cancel.domain, operator_cancel.command_ids, 'CANCELED', 'OPERATOR_CANCEL',
-        operator_cancel.operator, operator_cancel.reason, NULL) AS r;
+        operator_cancel.operator, operator_cancel.reason, NULL, operator_cancel.msg_ids) AS r;
 END;
 $function$;
 
 CREATE OR REPLACE FUNCTION commandbus.operator_complete(
-    domain text, command_ids uuid[], result jsonb DEFAULT NULL, operator text DEFAULT NULL, reason text DEFAULT NULL
+    domain text,
+    command_ids uuid[],
+    result jsonb DEFAULT NULL,
+    operator text DEFAULT NULL,
+    reason text DEFAULT NULL,
+    msg_ids bigint[] DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE sql
@@ -29,11 +34,18 @@ SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT * FROM commandbus.operator_resolve(
         operator_complete.domain, operator_complete.command_ids, 'COMPLETED', 'OPERATOR_COMPLETE',
-        operator_complete.operator, operator_complete.reason, operator_complete.result)
+        operator_complete.operator, operator_complete.reason, operator_complete.result, operator_complete.msg_ids)
 $function$;
 
 CREATE OR REPLACE FUNCTION commandbus.operator_resolve(
-    domain text, command_ids uuid[], status text, event_type text, operator text, reason text, result jsonb
+    domain text,
+    command_ids uuid[],
+    status text,
+    event_type text,
+    operator text,
+    reason text,
+    result jsonb,
+    msg_ids bigint[]
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
@@ -53,9 +65,10 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(operator_resolve.domain);
 
-    _ids := commandbus.lock_troubled(operator_resolve.domain, operator_resolve.command_ids);
+    _ids := commandbus.lock_troubled(
+        operator_resolve.domain, operator_resolve.command_ids, operator_resolve.msg_ids);
     SELECT jsonb_object_agg(c.command_id, CASE WHEN (c.id = ANY (_ids)) IS NOT TRUE
-                                               THEN format('its status is %s', c.status) END)
+                                               THEN commandbus.why_not(c.status) END)
     INTO _refused
     FROM public.command_bus_command c
     WHERE c.id = ANY (commandbus.rows_of(operator_resolve.domain, operator_resolve.command_ids));

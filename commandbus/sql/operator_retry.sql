@@ -1,20 +1,31 @@
 -- Sends commands from the Troubleshooting Queue again: the payload as a new message, status PENDING. Answers per command
--- whether it was done, and if not, why. One refusal does not stop the others.
+-- whether it was done, and if not, why. One refusal does not stop the others. With `msg_ids`, only what still has the
+-- message that it had when it was chosen (lock_troubled).
 CREATE OR REPLACE FUNCTION commandbus.operator_retry(
-    domain text, command_ids uuid[], operator text DEFAULT NULL, reason text DEFAULT NULL
+    domain text,
+    command_ids uuid[],
+    operator text DEFAULT NULL,
+    reason text DEFAULT NULL,
+    msg_ids bigint[] DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $function$
     SELECT * FROM commandbus.requeue(
-        operator_retry.domain, operator_retry.command_ids, NULL, operator_retry.operator, operator_retry.reason)
+        operator_retry.domain, operator_retry.command_ids, NULL, operator_retry.operator, operator_retry.reason,
+        operator_retry.msg_ids)
 $function$;
 
 -- The same, with other data for each command. The command keeps its id. What its data were before stays in the audit,
 -- and a duplicate is still one of the content that was sent first.
 CREATE OR REPLACE FUNCTION commandbus.operator_edit(
-    domain text, command_ids uuid[], data jsonb[], operator text DEFAULT NULL, reason text DEFAULT NULL
+    domain text,
+    command_ids uuid[],
+    data jsonb[],
+    operator text DEFAULT NULL,
+    reason text DEFAULT NULL,
+    msg_ids bigint[] DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
@@ -32,13 +43,13 @@ BEGIN
     END IF;
     RETURN QUERY SELECT r.* FROM commandbus.requeue(
         operator_edit.domain, operator_edit.command_ids, operator_edit.data, operator_edit.operator,
-        operator_edit.reason) AS r;
+        operator_edit.reason, operator_edit.msg_ids) AS r;
 END;
 $function$;
 
 -- `data`: NULL to send each command as it is.
 CREATE OR REPLACE FUNCTION commandbus.requeue(
-    domain text, command_ids uuid[], data jsonb[], operator text, reason text
+    domain text, command_ids uuid[], data jsonb[], operator text, reason text, msg_ids bigint[]
 )
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
@@ -62,14 +73,14 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(requeue.domain);
 
-    _troubled := commandbus.lock_troubled(requeue.domain, requeue.command_ids);
+    _troubled := commandbus.lock_troubled(requeue.domain, requeue.command_ids, requeue.msg_ids);
     _rows := commandbus.rows_of(requeue.domain, requeue.command_ids);
     WITH wanted AS (
         SELECT DISTINCT ON (c.id)
                c.id, c.command_id, m.message -> 'data' AS before,
                CASE WHEN requeue.data IS NULL THEN m.message ELSE commandbus.command_envelope(c, m.data) END AS message,
                CASE
-                   WHEN (c.id = ANY (_troubled)) IS NOT TRUE THEN format('its status is %s', c.status)
+                   WHEN (c.id = ANY (_troubled)) IS NOT TRUE THEN commandbus.why_not(c.status)
                    WHEN requeue.data IS NOT NULL AND _domain.replies THEN 'it is a reply, which nobody may change'
                    WHEN requeue.data IS NULL AND m.message IS NULL THEN 'its payload is no longer in the archive'
                    WHEN octet_length(m.data::text) > _domain.max_payload_bytes

@@ -7,8 +7,8 @@
 -- A delivery that ended without a word (the row still has a token) was no attempt. What is done about it depends on what
 -- is known of its node (judge_lease).
 --
--- With `floor` only messages from that msg_id on are looked at, in their order. Those of the types in `leave` are for
--- others. See read_ready.
+-- With `floor` only messages from that msg_id on are looked at, in their order. Those of the types in `leave` (of
+-- replies: of the domains) are for others. See read_ready.
 CREATE OR REPLACE FUNCTION commandbus.receive(
     domain text,
     qty integer,
@@ -57,7 +57,8 @@ BEGIN
     SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message), array_agg(m.command_id)
     INTO _msg_ids, _read_cts, _messages, _ids
     FROM commandbus.read_ready(
-        _domain.queue_name, receive.qty, _now, _until, receive.floor, receive.leave) AS m;
+        _domain.queue_name, receive.qty, _now, _until, receive.floor, receive.leave,
+        CASE WHEN _domain.replies THEN 'domain' ELSE 'type' END) AS m;
     IF _msg_ids IS NULL THEN
         RETURN;
     END IF;
@@ -114,9 +115,9 @@ $function$;
 -- since; a reader that has seen this passes the `floor` it has reached and walks along msg_id from there. What becomes
 -- ready below the floor is found by the next read without one.
 --
--- Messages of the types in `leave` are passed over and stay as they are.
+-- Messages with a value of `leave` under `leave_by` are passed over and stay as they are.
 CREATE OR REPLACE FUNCTION commandbus.read_ready(
-    queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[]
+    queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[], leave_by text
 )
 RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb, command_id uuid)
 LANGUAGE plpgsql
@@ -142,9 +143,9 @@ BEGIN
     RETURN QUERY EXECUTE format(
         _query,
         'q_' || read_ready.queue,
-        CASE WHEN cardinality(read_ready.leave) > 0 THEN $$AND coalesce(r.message ->> 'type', '') <> ALL ($5)$$ END,
+        CASE WHEN cardinality(read_ready.leave) > 0 THEN $$AND coalesce(r.message ->> $6, '') <> ALL ($5)$$ END,
         CASE WHEN read_ready.floor IS NULL THEN 'ORDER BY r.vt' ELSE 'AND r.msg_id >= $4 ORDER BY r.msg_id' END)
-    USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave;
+    USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave, read_ready.leave_by;
 END;
 $function$;
 
@@ -168,32 +169,43 @@ AS $function$
 $function$;
 
 -- Makes a command of every reply that has none yet: from then on its handling is leased, retried, audited and looked
--- after like any other. Nobody is sent a reply to a reply.
+-- after like any other. Its type begins with the domain that has replied. Nobody is sent a reply to a reply. As in send,
+-- a tombstone can be trusted only after the insert, which may have waited for the prune.
 CREATE OR REPLACE FUNCTION commandbus.adopt_replies(
     domain public.command_bus_domain, ids uuid[], msg_ids bigint[], messages jsonb[], now timestamptz
 )
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $function$
     INSERT INTO public.command_bus_command (
         domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
         created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally
     )
-    SELECT (domain).name, (domain).queue_name, m.msg_id, m.id, m.message ->> 'type', 'PENDING', (domain).max_attempts,
+    SELECT (domain).name, (domain).queue_name, m.msg_id, m.id, (m.message ->> 'domain') || '/' || (m.message ->> 'type'),
+           'PENDING', (domain).max_attempts,
            now, now, NULL, (m.message ->> 'correlation_id')::uuid,
            sha256(convert_to(m.message::text, 'UTF8')), false
     FROM unnest(ids, msg_ids, messages) AS m(id, msg_id, message)
     WHERE m.id IS NOT NULL
       AND m.message ->> 'outcome' IN ('SUCCESS', 'FAILED', 'CANCELED')
-      AND m.message ->> 'type' <> ''
+      AND jsonb_typeof(m.message -> 'domain') = 'string' AND length(m.message ->> 'domain') <= 47
+      AND jsonb_typeof(m.message -> 'type') = 'string' AND length(m.message ->> 'type') BETWEEN 1 AND 263
       AND m.message ->> 'correlation_id' ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
     ORDER BY m.id
-    ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING;
+
+    DELETE FROM public.command_bus_command c
+    USING public.command_bus_tombstone t
+    WHERE t.domain = (adopt_replies.domain).name AND t.command_id = ANY (adopt_replies.ids)
+      AND c.domain = t.domain AND c.command_id = t.command_id;
 $function$;
 
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
--- whose command is resolved, in the Troubleshooting Queue, or has a newer message are archived; those of suspects wait
+-- whose command is resolved, pruned, in the Troubleshooting Queue, or has a newer message are archived; those of suspects wait
 -- for an isolated run; the rest belong to commands that somebody is changing at this moment, or whose lease may still be
 -- extended, and come back in a second.
 CREATE OR REPLACE FUNCTION commandbus.set_aside(
@@ -214,15 +226,17 @@ DECLARE
     _suspects uuid[];
     _locked bigint[];
 BEGIN
-    SELECT array_agg(m.msg_id) FILTER (WHERE c.id IS NULL),
-           array_agg(m.msg_id) FILTER (WHERE c.status NOT IN ('PENDING', 'IN_PROGRESS') OR c.msg_id <> m.msg_id),
+    SELECT array_agg(m.msg_id) FILTER (WHERE c.id IS NULL AND t.command_id IS NULL),
+           array_agg(m.msg_id) FILTER (
+               WHERE t.command_id IS NOT NULL OR c.status NOT IN ('PENDING', 'IN_PROGRESS') OR c.msg_id <> m.msg_id),
            array_agg(m.command_id) FILTER (
                WHERE c.status IN ('PENDING', 'IN_PROGRESS') AND c.msg_id = m.msg_id
                  AND c.lease_read_ct IS DISTINCT FROM m.read_ct)
     INTO _unreadable, _stale, _suspects
     FROM unnest(_rows, set_aside.command_ids, set_aside.msg_ids, set_aside.read_cts)
         AS m(id, command_id, msg_id, read_ct)
-    LEFT JOIN public.command_bus_command c ON c.id = m.id;
+    LEFT JOIN public.command_bus_command c ON c.id = m.id
+    LEFT JOIN public.command_bus_tombstone t ON t.domain = set_aside.domain AND t.command_id = m.command_id;
 
     IF _unreadable IS NOT NULL THEN
         INSERT INTO public.command_bus_unreadable_message (domain, queue_name, msg_id, reason, seen_at)

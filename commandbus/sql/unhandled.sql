@@ -18,6 +18,7 @@ SET enable_mergejoin = off
 AS $function$
 #variable_conflict use_column
 DECLARE
+    _domain public.command_bus_domain;
     _grace double precision;
     _now timestamptz := clock_timestamp();
     _rows bigint[] := commandbus.rows_of(unhandled.domain, unhandled.command_ids);
@@ -27,7 +28,8 @@ DECLARE
     _waiting record;
 BEGIN
     PERFORM commandbus.require_read_committed();
-    _grace := coalesce(unhandled.grace, (commandbus.require_domain(unhandled.domain)).unknown_type_grace);
+    _domain := commandbus.require_domain(unhandled.domain);
+    _grace := coalesce(unhandled.grace, _domain.unknown_type_grace);
 
     SELECT array_agg(t.command_type) INTO _orphaned
     FROM (
@@ -36,7 +38,7 @@ BEGIN
     WHERE NOT EXISTS (
         SELECT 1 FROM public.command_bus_node n
         WHERE n.stopped_at IS NULL AND n.heartbeat_at > _now - interval '1 minute'
-          AND n.handled_types -> unhandled.domain ? t.command_type
+          AND commandbus.handles(n, _domain, t.command_type)
     );
     -- The clock of the grace period starts here. It is stopped when a worker with a handler is seen, here or when it
     -- starts (register_types).
@@ -63,7 +65,7 @@ BEGIN
     WHERE c.command_type = ANY (_orphaned)
       AND _now - make_interval(secs => _grace) >= greatest(t.unhandled_since, (
           SELECT max(n.heartbeat_at) FROM public.command_bus_node n
-          WHERE n.handled_types -> unhandled.domain ? t.command_type
+          WHERE commandbus.handles(n, _domain, t.command_type)
       ));
 
     IF _hopeless.ids IS NOT NULL THEN
@@ -90,4 +92,18 @@ BEGIN
             unhandled.domain, _waiting.ids, _waiting.msg_ids, _waiting.read_cts, _waiting.delay) AS r;
     END LOOP;
 END;
+$function$;
+
+-- Whether a node has said that it handles a type. Of replies it says which domains it handles them of, or '*'.
+CREATE OR REPLACE FUNCTION commandbus.handles(
+    node public.command_bus_node, domain public.command_bus_domain, command_type text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT coalesce((node).handled_types -> (domain).name ?| CASE
+        WHEN (domain).replies THEN ARRAY['*', split_part(command_type, '/', 1)]
+        ELSE ARRAY[command_type] END, false)
 $function$;

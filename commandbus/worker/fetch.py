@@ -131,7 +131,7 @@ class Fetcher:
         """Types that only others handle, as far as we had to do with such: during a deployment, for example."""
         if domain in self._missed and time.monotonic() >= self._look_again_at.get(domain, 0):
             elsewhere = nodes.types_handled_elsewhere(self.databases[domain], domain, self.node_id)
-            self._elsewhere[domain] = sorted(t for t in elsewhere if self.handlers.get(domain, t) is None)
+            self._elsewhere[domain] = sorted(elsewhere - set(self.handlers.handled_in(domain)))
             self._look_again_at[domain] = time.monotonic() + nodes.HEARTBEAT_SECONDS
             if not self._elsewhere[domain]:
                 self._missed.discard(domain)

@@ -327,7 +327,7 @@ class Worker:
             role="isolated" if self.options.suspects is Suspects.ONLY else "worker",
             heartbeat_seconds=self._keepers[using].heartbeat_seconds,
             domains=domains,
-            handled_types={d: [handler.command_type for handler in self.handlers.in_domain(d)] for d in domains},
+            handled_types={domain: self.handlers.handled_in(domain) for domain in domains},
         )
 
     def _aliases(self) -> list[str]:

@@ -1,3 +1,5 @@
+from decimal import Decimal
+
 from django import forms
 
 
@@ -6,4 +8,4 @@ class PaymentForm(forms.Form):
 
     key = forms.UUIDField(widget=forms.HiddenInput)
     account = forms.CharField(max_length=34)
-    amount = forms.DecimalField(min_value=0.01, max_digits=12, decimal_places=2)
+    amount = forms.DecimalField(min_value=Decimal("0.01"), max_digits=12, decimal_places=2)

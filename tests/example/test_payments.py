@@ -52,6 +52,10 @@ def test_a_payment_is_accepted_worked_off_and_shown(commandbus_run: Any) -> None
     assert Account.objects.get().balance == 90
 
 
+def test_a_cent_can_be_paid() -> None:
+    assert post(uuid4(), account="DE-1", amount="0.01").status_code == 202
+
+
 def test_the_same_key_pays_once_and_another_content_under_it_is_refused(commandbus_run: Any) -> None:
     key = uuid4()
     assert [post(key, account="DE-1", amount="10.00").status_code for _ in range(3)] == [202] * 3

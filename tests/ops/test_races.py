@@ -127,3 +127,23 @@ def test_a_duplicate_sent_while_an_operator_retries_changes_nothing() -> None:
         assert other.error is None
     [received] = BUS.receive("orders", qty=10, vt=30)
     assert received.command.data == {"n": 2}
+
+
+@pytest.mark.parametrize("action", ["retry", "cancel", "complete"])
+def test_what_was_retried_since_it_was_chosen_is_left_alone(action: str) -> None:
+    """Somebody is asked, hesitates, and says yes. Meanwhile it was retried, and has failed with another error."""
+    changed, same = troubled(), troubled()
+    chosen = ops.select("orders", ops.TroubleshootingFilter(error_code="NEVER"))
+    ops.operator_edit("orders", changed, {"n": 2})
+    [received] = BUS.receive("orders", qty=1, vt=30)
+    BUS.fail("orders", [Failure(received.lease, ErrorInfo("Broken", "OTHER", ""))])
+    actions: dict[str, Callable[[], ops.ActionResult]] = {
+        "retry": lambda: ops.operator_retry_many("orders", chosen),
+        "cancel": lambda: ops.operator_cancel_many("orders", chosen, "no"),
+        "complete": lambda: ops.operator_complete_many("orders", chosen),
+    }
+    result = actions[action]()
+    assert result.done == [same]
+    assert result.refused == {changed: "it was retried since it was chosen, and has failed again"}
+    assert status(changed) == "IN_TROUBLESHOOTING_QUEUE"
+    assert ops.in_troubleshooting("orders", chosen).count() == 1

@@ -88,6 +88,16 @@ def test_a_column_data_holds_json() -> None:
     assert wrong.problem.startswith("the column data is not JSON: ")
 
 
+def test_a_record_that_is_broken_in_the_middle_is_in_error_as_a_whole() -> None:
+    """Its rest must not be taken for a record: it would be sent."""
+    text = b'invoice,comment\n1,"caf\xc3\xa9\nbl\xe9\nsee, below"\n2,ok\n'
+    broken, good = read(text, "csv")
+    assert (broken.number, broken.fields) == (2, None)
+    assert "not UTF-8" in (broken.problem or "")
+    assert broken.raw == b'1,"caf\xc3\xa9\nbl\xe9\nsee, below"\n'
+    assert good.fields == {"data": {"invoice": "2", "comment": "ok"}}
+
+
 def test_a_record_of_csv_may_take_several_lines() -> None:
     lines = read('a,b\n"one\ntwo",2\n\n"three",4\n', "csv")
     assert [(line.number, line.fields) for line in lines] == [

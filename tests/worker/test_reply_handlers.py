@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import connection, transaction
+from django.utils import timezone
 
 from commandbus import (
     CommandRefusedError,
@@ -19,6 +20,7 @@ from commandbus import (
     Reply,
     audit_trail,
     get_command,
+    nodes,
     ops,
     reply_handler,
     send_command,
@@ -27,7 +29,7 @@ from commandbus import (
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.install import register_domains
 from commandbus.messages import Finish, Status, handling_id
-from commandbus.models import Command, Domain, UnreadableMessage
+from commandbus.models import Command, CommandType, Domain, UnreadableMessage
 from commandbus.pgmq import PgmqClient
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
@@ -80,7 +82,7 @@ def test_a_reply_handler_gets_the_replies_of_commands_that_name_its_queue() -> N
     for command_id in ids:
         command = handling(command_id)
         assert command is not None
-        assert (command.status, command.command_type, command.reply_queue) == ("COMPLETED", "EchoResponse", None)
+        assert (command.status, command.command_type, command.reply_queue) == ("COMPLETED", "orders/EchoResponse", None)
         assert command.correlation_id == command_id
         assert [e.event_type for e in audit_trail(QUEUE, command.command_id)] == ["RECEIVED", "COMPLETED"]
     assert handling(other) is None
@@ -110,7 +112,7 @@ def test_a_reply_whose_handler_fails_is_tried_again_and_then_waits_for_an_operat
         wait_until(lambda: status(never) == "IN_TROUBLESHOOTING_QUEUE")
     assert effects() == [f"{recovers} SUCCESS"]
     [troubled] = ops.list_troubleshooting(QUEUE)
-    assert (troubled.command_type, troubled.last_error_code) == ("EchoResponse", "NEVER")
+    assert (troubled.command_type, troubled.last_error_code) == ("orders/EchoResponse", "NEVER")
     payload = ops.get_payload(QUEUE, troubled.command_id)
     assert payload is not None
     assert payload["command_id"] == str(never)
@@ -157,6 +159,10 @@ def test_a_late_handler_of_a_reply_cannot_end_what_another_has_taken_over() -> N
         {"outcome": None},
         {"type": ""},
         {"type": None},
+        {"type": 7},
+        {"type": "x" * 264},
+        {"domain": ["orders"]},
+        {"domain": "x" * 48},
         {"correlation_id": "x"},
         None,
     ],
@@ -194,6 +200,19 @@ def test_the_same_reply_in_two_messages_is_handled_once() -> None:
     assert effects() == [f"{command_id} SUCCESS"]
 
 
+def test_a_copy_of_a_reply_is_not_handled_again_after_the_first_one_was_pruned() -> None:
+    command_id = answered(n=1)
+    [message] = PgmqClient().read(QUEUE, vt=0, qty=1)
+    with running_worker(domains=(QUEUE,)):
+        wait_until(lambda: status(command_id) == "COMPLETED")
+    assert BUS.prune_commands(QUEUE, timezone.now(), 10) == 1
+    copy = PgmqClient().send(QUEUE, message.message)
+    assert BUS.receive(QUEUE, qty=10, vt=30) == []
+    assert PgmqClient().archived(QUEUE, copy) == message.message
+    assert not UnreadableMessage.objects.exists()
+    assert effects() == [f"{command_id} SUCCESS"]
+
+
 def test_an_idle_worker_is_woken_by_a_reply() -> None:
     with running_worker(domains=("orders",)), running_worker(domains=(QUEUE,), poll_interval=2 * PATIENCE) as worker:
         for _ in range(3):
@@ -204,8 +223,6 @@ def test_an_idle_worker_is_woken_by_a_reply() -> None:
 
 
 def is_idle(node_id: UUID) -> bool:
-    from django.db import connection
-
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM command_bus_idle_worker WHERE node_id = %s", [node_id])
         return bool(cursor.fetchone()[0])
@@ -246,6 +263,63 @@ def test_in_a_shared_queue_each_domains_handler_gets_its_own(settings: Any, comm
     Domain.objects.all().delete()
 
 
+def note_domain(reply: Reply, context: Any) -> None:
+    Order.objects.create(number=reply.domain)
+
+
+@pytest.fixture
+def shared(settings: Any, commandbus_handlers: Any) -> HandlerRegistry:
+    """Two domains share a reply queue; only the replies of one have a handler here."""
+    settings.COMMANDBUS = {"DOMAINS": ["orders", "other"], "REPLY_QUEUE": "answers"}
+    commandbus_handlers.replace_with(HandlerRegistry())
+    reply_handler("orders")(note_domain)
+    register_domains("default")
+    for domain in ("orders", "other"):
+        send_command(domain, "X", uuid4(), {})
+        [received] = BUS.receive(domain, qty=1, vt=30)
+        BUS.finish(domain, [Finish(received.lease, Status.COMPLETED)])
+    return commandbus_handlers  # type: ignore[no-any-return]
+
+
+def test_in_a_shared_queue_the_only_handler_does_not_get_the_replies_of_others(shared: HandlerRegistry) -> None:
+    with running_worker(shared, domains=("answers",)):
+        wait_until(lambda: CommandType.objects.filter(domain="answers", unhandled_since__isnull=False).exists())
+        wait_until(lambda: effects() == ["orders"])
+    [left] = Command.objects.filter(domain="answers", status="PENDING")
+    assert left.command_type == "other/XResponse"
+
+
+def test_in_a_shared_queue_a_reply_waits_for_the_worker_that_handles_its_domain(shared: HandlerRegistry) -> None:
+    nodes.register(
+        "default",
+        node_id=uuid4(),
+        name="new",
+        role="worker",
+        domains=["answers"],
+        handled_types={"answers": ["orders", "other"]},
+    )
+    Domain.objects.filter(name="answers").update(unknown_type_grace=0)  # nobody else would be waited for
+    with running_worker(shared, domains=("answers",)) as worker:
+        wait_until(lambda: Command.objects.filter(command_type="other/XResponse", status="PENDING").exists())
+        wait_until(lambda: effects() == ["orders"])
+        wait_until(lambda: worker._fetcher._elsewhere.get("answers") == ["other"], "it leaves them alone")
+    assert not Command.objects.filter(status="IN_TROUBLESHOOTING_QUEUE").exists()
+    assert not CommandType.objects.filter(unhandled_since__isnull=False).exists()
+
+
+def test_a_reply_that_python_cannot_hold_costs_no_worker(shared: HandlerRegistry) -> None:
+    [message] = [m for m in PgmqClient().read("answers", vt=0, qty=2) if m.message["domain"] == "orders"]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pgmq.send('answers', jsonb_set(%s::jsonb, '{data}', jsonb_build_object("
+            " 'n', repeat('9', 5000)::numeric)) || jsonb_build_object('command_id', %s::text))",
+            [json.dumps(message.message), str(uuid4())],
+        )
+    with running_worker(shared, domains=("answers",)):
+        wait_until(lambda: Command.objects.filter(last_error_code="INVALID_DATA").exists())
+        wait_until(lambda: effects() == ["orders"])
+
+
 def test_a_reply_queue_cannot_have_the_name_of_a_domain(settings: Any, commandbus_handlers: Any) -> None:
     settings.COMMANDBUS = {"DOMAINS": ["orders", "other"], "REPLY_QUEUE": "sales"}
     assert Domain.objects.get(name="sales").replies is False
@@ -253,14 +327,14 @@ def test_a_reply_queue_cannot_have_the_name_of_a_domain(settings: Any, commandbu
         register_domains("default")
 
 
-def test_a_shared_queue_is_handled_in_one_database(settings: Any) -> None:
-    settings.COMMANDBUS = {
-        "DOMAINS": ["orders"],
-        "DATABASES": {"answers": "default"},
-        "REPLY_QUEUE": "answers",
-    }
-    assert reply_queues_of(["sales"]) == ("answers",)
-    assert "answers" not in register_domains("default")[:-1]
+@pytest.mark.parametrize("queue", ["answers", "all__replies", "a" * 47])
+def test_a_shared_queue_is_handled_in_one_database(queue: str, settings: Any) -> None:
+    shared = {"DOMAINS": ["orders"], "REPLY_QUEUE": queue}
+    settings.COMMANDBUS = {**shared, "DATABASES": {"sales": "second"}}
+    with pytest.raises(ConfigurationError, match=f"set COMMANDBUS\\['DATABASES'\\]\\['{queue}'\\] = 'second'"):
+        reply_queues_of(["sales"])
+    settings.COMMANDBUS = {**shared, "DATABASES": {"sales": "second", queue: "second"}}
+    assert reply_queues_of(["sales"]) == (queue,)
 
 
 def test_a_worker_for_replies_needs_a_handler() -> None:

@@ -149,11 +149,11 @@ def _run(options: dict[str, Any]) -> Run:
     operator = options["operator"] or arguments.operator()
     by = {"operator": operator, "reason": options["reason"]}
     if options["action"] == "retry":
-        return lambda ids, progress: ops.operator_retry_many(domain, ids, progress=progress, **by)
+        return lambda which, progress: ops.operator_retry_many(domain, which, progress=progress, **by)
     if options["action"] == "cancel":
-        return lambda ids, progress: ops.operator_cancel_many(domain, ids, progress=progress, **by)
+        return lambda which, progress: ops.operator_cancel_many(domain, which, progress=progress, **by)
     if options["action"] == "complete":
         result = None if options["result"] is None else arguments.json_object(options["result"], "--result")
-        return lambda ids, progress: ops.operator_complete_many(domain, ids, result, progress=progress, **by)
+        return lambda which, progress: ops.operator_complete_many(domain, which, result, progress=progress, **by)
     data = arguments.json_object(options["data"], "--data")
-    return lambda ids, progress: ops.operator_edit_many(domain, {ids[0]: data}, progress=progress, **by)
+    return lambda _, progress: ops.operator_edit_many(domain, {options["id"]: data}, progress=progress, **by)
