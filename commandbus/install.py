@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from importlib import resources
 
 from django.db import OperationalError, connections, transaction
@@ -38,19 +39,43 @@ def install_functions(using: str, schema: str) -> bool:
     script = "\n".join(sources.values())
     if schema != "public":
         script = script.replace(TABLES, f"{quoted}.command_bus_")
-    version = f"commandbus functions {hashlib.sha256(script.encode()).hexdigest()}"
+    version = f"commandbus functions, one of each name {hashlib.sha256(script.encode()).hexdigest()}"
     if _installed_version(using) == version:
         return False
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('commandbus.install', 0))")
         cursor.execute("CREATE SCHEMA IF NOT EXISTS commandbus")
         cursor.execute("SET LOCAL check_function_bodies = off")  # they call each other, in any order
+        _drop_functions(cursor, _superfluous(cursor, script))
+        before = {oid for oids in _functions(cursor).values() for oid in oids}
         cursor.execute(script, None)
+        # A function with other parameters does not replace the one before: calls could mean either.
+        _drop_functions(cursor, [oid for oid in _superfluous(cursor, script) if oid in before])
         cursor.execute("REVOKE ALL ON SCHEMA commandbus FROM PUBLIC")
         cursor.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA commandbus FROM PUBLIC")
         cursor.execute(f"COMMENT ON SCHEMA commandbus IS '{version}'")
     logger.info("functions.installed database=%s", using)
     return True
+
+
+def _functions(cursor: CursorWrapper) -> dict[str, list[int]]:
+    """The oids of what is installed, by name."""
+    cursor.execute(
+        "SELECT proname, array_agg(oid) FROM pg_proc WHERE pronamespace = to_regnamespace('commandbus') GROUP BY 1"
+    )
+    return dict(cursor.fetchall())
+
+
+def _superfluous(cursor: CursorWrapper, script: str) -> list[int]:
+    """What the script does not have, or has only one of where there are several."""
+    wanted = set(re.findall(r"CREATE OR REPLACE FUNCTION commandbus\.(\w+)", script))
+    return [oid for name, oids in _functions(cursor).items() if name not in wanted or len(oids) > 1 for oid in oids]
+
+
+def _drop_functions(cursor: CursorWrapper, oids: list[int]) -> None:
+    cursor.execute("SELECT format('DROP FUNCTION %%s', f.oid::regprocedure) FROM unnest(%s::oid[]) AS f(oid)", [oids])
+    for (statement,) in cursor.fetchall():
+        cursor.execute(statement)
 
 
 def create_partitions(using: str) -> None:

@@ -156,7 +156,8 @@ class Demo:
         invalid, exhausted = mine["INVALID_DATA"], mine["BANK_DOWN"]
         edits = {command_id: {"account": "DE-1", "amount": "2.00"} for command_id in [*invalid[:2], *exhausted[:3]]}
         edited = ops.operator_edit_many("payments", edits, operator="demo", reason="to show how")
-        ops.operator_cancel("payments", invalid[2], "nobody knows how much that is", operator="demo")
+        reason = "nobody knows how much that is"
+        call_command("commandbus_tsq", "cancel", "payments", str(invalid[2]), "--reason", reason, stdout=self.out)
         ops.operator_complete("payments", invalid[3], {"booked": "by hand"}, operator="demo")
         late = ops.operator_retry_many("payments", [invalid[3]], operator="demo")
         self._check("commands that an operator edited", len(edited.done), EDITED)
@@ -187,7 +188,9 @@ class Demo:
         )
 
     def _stay(self) -> None:
-        self._say("Sending more every few seconds. Ctrl-C ends it.")
+        self._say("Sending more every few seconds. Ctrl-C ends it. In another terminal, look at it:")
+        self._say("  .venv/bin/python manage.py commandbus_status --watch")
+        self._say("  .venv/bin/python manage.py commandbus_tsq list payments")
         next_round = time.monotonic() + 5
         while True:
             _require_running(self.processes)
@@ -237,7 +240,8 @@ class Demo:
         self._check("debits booked", entries, 2 * ROUND + EDITED)
         self._check("payments on the web", paid, WEB_PAYMENTS)
         self._check("reports", reports, ROUND)
-        self._say("It adds up.")
+        self._say("It adds up.\n")
+        call_command("commandbus_status", stdout=self.out)
 
     def _check(self, what: str, found: object, expected: object) -> None:
         if found != expected:

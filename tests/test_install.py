@@ -32,6 +32,28 @@ def test_the_functions_are_installed_once_and_again_when_they_change(monkeypatch
     assert rows("SELECT commandbus.added()") == [(7,)]
 
 
+def test_a_function_that_has_changed_its_parameters_or_is_gone_leaves_nothing_behind() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE FUNCTION commandbus.wake(domain text, of_before integer) RETURNS int RETURN 1")
+        cursor.execute("CREATE FUNCTION commandbus.of_before() RETURNS int RETURN 1")
+        cursor.execute("GRANT EXECUTE ON FUNCTION commandbus.send TO pg_monitor")
+        cursor.execute("DROP FUNCTION commandbus.pause")
+        cursor.execute("CREATE FUNCTION commandbus.pause(domain text) RETURNS int RETURN 1")
+        cursor.execute("COMMENT ON SCHEMA commandbus IS 'an older version'")
+    assert install_functions("default", "public")
+    alone = rows(
+        "SELECT proname, max(pg_get_function_identity_arguments(oid)) FROM pg_proc"
+        " WHERE pronamespace = 'commandbus'::regnamespace GROUP BY proname HAVING count(*) = 1"
+    )
+    functions = {str(name): arguments for name, arguments in alone}
+    assert len(functions) == len(rows("SELECT oid FROM pg_proc WHERE pronamespace = 'commandbus'::regnamespace"))
+    assert functions["wake"] == "domain text"
+    assert functions["pause"] == "domain text, paused boolean"
+    assert "of_before" not in functions
+    granted = "SELECT has_function_privilege('pg_monitor', oid, 'EXECUTE') FROM pg_proc WHERE proname = 'send'"
+    assert rows(f"{granted} AND pronamespace = 'commandbus'::regnamespace") == [(True,)]
+
+
 def test_every_function_pins_its_search_path_and_is_closed_to_the_public() -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE visitor")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from django.core.management.base import OutputWrapper
 from django.utils import timezone
 
+from commandbus import conf
 from commandbus.shell.table import age, number, plain, table
 from commandbus.status import DomainStatus, NodeStatus, Overview, overview
 
@@ -56,6 +57,8 @@ def _domains(domains: Collection[DomainStatus]) -> list[str]:
     header = ("DOMAIN", "WAITING", "DELAYED", "RUNNING", "TROUBLESHOOTING", "REPLIES", "OLDEST", "")
 
     def count(status: DomainStatus, name: str) -> str:
+        if name == "replies" and status.domain.endswith(conf.REPLIES):
+            return ""  # nobody replies to a reply
         return number(getattr(status, name), more=name in status.more)
 
     rows = [
