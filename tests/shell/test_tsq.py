@@ -3,6 +3,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -357,16 +358,33 @@ def test_whatever_stops_it_what_was_done_stays(
     monkeypatch.setattr(ops_troubleshooting, "CHUNK", 1)
     real: Callable[..., Any] = PostgresTransitions.operator_retry
 
-    def fail(self: PostgresTransitions, domain: str, command_ids: Sequence[UUID], *rest: Any) -> Any:
+    def fail(self: PostgresTransitions, domain: str, command_ids: Sequence[UUID], *rest: Any, **more: Any) -> Any:
         if command_ids == [troubled[1]]:
             raise error
-        return real(self, domain, command_ids, *rest)
+        return real(self, domain, command_ids, *rest, **more)
 
     monkeypatch.setattr(PostgresTransitions, "operator_retry", fail)
     ran = tsq("retry", "orders", "--all", "--yes")
     assert (ran.code, ran.out) == (code, "")
     assert words in ran.err
     assert [status(one) for one in troubled[:2]] == ["PENDING", "IN_TROUBLESHOOTING_QUEUE"]
+
+
+def test_ctrl_c_waits_for_what_is_being_done_and_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    troubled = [trouble() for _ in range(3)]
+    monkeypatch.setattr(ops_troubleshooting, "CHUNK", 1)
+    real: Callable[..., Any] = PostgresTransitions.operator_retry
+
+    def interrupt(self: PostgresTransitions, domain: str, command_ids: Sequence[UUID], *rest: Any, **more: Any) -> Any:
+        if command_ids == [troubled[1]]:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, domain, command_ids, *rest, **more)
+
+    monkeypatch.setattr(PostgresTransitions, "operator_retry", interrupt)
+    ran = tsq("retry", "orders", "--all", "--yes")
+    assert ran.code == 130
+    assert "interrupted; 2 of 3 commands were dealt with, and that stays" in ran.err
+    assert [status(one) for one in troubled] == ["PENDING", "PENDING", "IN_TROUBLESHOOTING_QUEUE"]
 
 
 def test_the_operator_is_who_is_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
