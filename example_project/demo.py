@@ -65,9 +65,9 @@ class Demo:
             call_command("migrate", database=using, verbosity=0)
         password = self._admin_user()
         Account.objects.update_or_create(number="DE-1", defaults={"balance": 1_000_000})
-        self.port = _free_port(8000)
         with (
             _interruptible(),
+            _reserved_port(8000) as self.port,
             _process("worker", "commandbus_worker", "payments", "reports", "--replies", "payments") as worker,
             _process("web", "runserver", "--noreload", f"127.0.0.1:{self.port}") as web,
         ):
@@ -353,9 +353,16 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _free_port(first: int) -> int:
+@contextmanager
+def _reserved_port(first: int) -> Iterator[int]:
+    """A port that nobody listens on, and that no other demo chooses: each holds the UDP port of this number."""
     for port in range(first, first + 100):
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket(type=socket.SOCK_DGRAM) as reservation:
+            try:
+                reservation.bind(("127.0.0.1", port))
+            except OSError:
+                continue
             if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+                yield port
+                return
     raise DemoFailedError(f"no free port from {first} to {first + 99}")
