@@ -215,11 +215,12 @@ def _text(value: str | None) -> str | None:
 
 
 def _in_chunks(domain: str, which: Which, action: Action, progress: Progress | None) -> ActionResult:
+    messages: Mapping[UUID, int] | None = None
     if isinstance(which, TroubleshootingFilter):
         which = select(domain, which)
-    messages = which.messages if isinstance(which, Selection) else None
-    chosen = which.messages if isinstance(which, Selection) else which
-    ids = list(dict.fromkeys(uuid_of(one, "command_id") for one in chosen))
+    if isinstance(which, Selection):
+        which = messages = which.messages
+    ids = list(dict.fromkeys(uuid_of(one, "command_id") for one in which))
     result = ActionResult()
     for chunk in _chunks(ids):
         msg_ids = None if messages is None else [messages[command_id] for command_id in chunk]

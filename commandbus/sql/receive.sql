@@ -205,9 +205,9 @@ AS $function$
 $function$;
 
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
--- whose command is resolved, pruned, in the Troubleshooting Queue, or has a newer message are archived; those of suspects wait
--- for an isolated run; the rest belong to commands that somebody is changing at this moment, or whose lease may still be
--- extended, and come back in a second.
+-- whose command is resolved, pruned, in the Troubleshooting Queue, or has a newer message are archived; those of
+-- suspects wait for an isolated run; the rest belong to commands that somebody is changing at this moment, or whose lease
+-- may still be extended, and come back in a second.
 CREATE OR REPLACE FUNCTION commandbus.set_aside(
     domain text, command_ids uuid[], msg_ids bigint[], read_cts integer[], node_id uuid
 )
