@@ -1,0 +1,1 @@
+"""commandbus and its peers side by side: see docs/performance.md."""
