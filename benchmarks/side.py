@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -74,11 +75,14 @@ def latencies(send: Callable[[], None], count: int) -> list[float]:
 
 def main(side: type[Side]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=["prepare", "fill", "send_single", "latency", "work", "remaining"])
+    parser.add_argument(
+        "verb", choices=["prepare", "fill", "send_single", "latency", "work", "remaining", "await_empty"]
+    )
     parser.add_argument("--url", required=True)
     parser.add_argument("--count", type=int)
+    parser.add_argument("--options", type=json.loads, default={}, help="of the system, as JSON")
     arguments = parser.parse_args()
-    system = side(arguments.url)
+    system = side(arguments.url, **arguments.options)
     match arguments.verb:
         case "fill" | "send_single":
             send = getattr(system, arguments.verb)
@@ -88,6 +92,12 @@ def main(side: type[Side]) -> None:
             print(json.dumps({"seconds": time.perf_counter() - started}))  # noqa: T201
         case "latency":
             print(json.dumps({"seconds": latencies(system.sender(), arguments.count)}))  # noqa: T201
+        case "await_empty":
+            system.remaining()  # it is connected then
+            sys.stdin.readline()
+            while system.remaining() > 0:
+                time.sleep(0.01)
+            print(json.dumps({"ended_at": time.monotonic()}))  # noqa: T201
         case "remaining":
             print(json.dumps({"remaining": system.remaining()}))  # noqa: T201
         case verb:

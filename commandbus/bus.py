@@ -8,9 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from commandbus import api, conf
+from commandbus.encoding import json_object
 from commandbus.exceptions import LeaseLostError
 from commandbus.handlers import Handler, HandlerFunction, registry
-from commandbus.messages import Data, Finish, ReceivedCommand, Status, json_object
+from commandbus.messages import Data, Finish, ReceivedCommand, Status
 from commandbus.policies import RetryPolicy
 from commandbus.transitions import PostgresTransitions, Transitions
 from commandbus.worker.options import WorkerOptions

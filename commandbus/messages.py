@@ -5,14 +5,14 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from uuid import UUID
 
+from commandbus.encoding import json_text
 from commandbus.exceptions import InvalidCommandError, InvalidDataError
 
 if TYPE_CHECKING:
@@ -252,55 +252,3 @@ def _storable_json(value: object) -> Any:
     except InvalidCommandError:
         return {"text": storable(printable(value))}
     return json.loads(text) if len(text) <= ERROR_TEXT_LIMIT else {"text": storable(text)}
-
-
-def json_object(value: object, what: str) -> str:
-    """The JSON text of a mapping, or an InvalidCommandError that names the place and the remedy."""
-    if not isinstance(value, Mapping):
-        raise InvalidCommandError(f"{what} must be a JSON object (a dict), not {type(value).__name__}: {value!r:.100}")
-    return json_text(value, what)
-
-
-def json_text(value: object, what: str = "data") -> str:
-    try:
-        _check(value, what)
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
-        text.encode()
-    except RecursionError:
-        raise InvalidCommandError(f"{what} is nested too deeply, or contains itself") from None
-    except UnicodeEncodeError:
-        raise InvalidCommandError(f"{what} holds half a surrogate pair, which is not a character") from None
-    except ValueError as error:
-        if isinstance(error, InvalidCommandError):
-            raise
-        raise InvalidCommandError(f"{what} cannot be written as JSON: {error}") from None
-    return text
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else list(value)
-
-
-def _check(value: object, path: str) -> None:
-    if value is None or isinstance(value, bool | int):
-        return
-    if isinstance(value, str):
-        if "\x00" in value:
-            raise InvalidCommandError(f"{path} holds the character \\u0000, which PostgreSQL cannot store; remove it")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidCommandError(f"{path} is {value}, which JSON cannot hold; use a number, null or a string")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise InvalidCommandError(f"{path} has the key {key!r}; JSON keys are strings, use {str(key)!r}")
-            if "\x00" in key:
-                raise InvalidCommandError(f"{path} has the key {key!r} with \\u0000, which PostgreSQL cannot store")
-            _check(item, f"{path}.{key}")
-    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        for number, item in enumerate(value):
-            _check(item, f"{path}[{number}]")
-    else:
-        raise InvalidCommandError(
-            f"{path} is a {type(value).__name__}, which JSON cannot hold; convert it first, for example with str()"
-        )

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commandbus.encoding import json_object, parse_json
 from commandbus.exceptions import InvalidCommandError
-from commandbus.messages import ERROR_TEXT_LIMIT, ErrorInfo, json_object, storable
+from commandbus.messages import ERROR_TEXT_LIMIT, ErrorInfo, storable
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ json_values = st.recursive(
 def test_accepted_data_survives_the_journey_unchanged(data: dict[str, Any]) -> None:
     text = json_object(data, "data")
     assert json.loads(text) == data
+    assert repr(parse_json(text)) == repr(json.loads(text))
     assert "\\u0000" not in text.replace("\\\\", "")
 
 

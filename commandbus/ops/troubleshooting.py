@@ -14,8 +14,9 @@ from typing import Any
 from uuid import UUID
 
 from commandbus.api import database_of, uuid_of
+from commandbus.encoding import json_object
 from commandbus.exceptions import CommandRefusedError, InvalidCommandError
-from commandbus.messages import Answer, json_object, storable
+from commandbus.messages import Answer, storable
 from commandbus.models import Command
 from commandbus.models.command import CommandQuerySet
 from commandbus.pgmq.notify import notify_sent

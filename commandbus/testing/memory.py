@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from commandbus.encoding import json_object
 from commandbus.exceptions import InvalidCommandError, UnknownDomainError
 from commandbus.messages import (
     LIVE,
@@ -27,7 +28,6 @@ from commandbus.messages import (
     Reason,
     ReceivedCommand,
     Status,
-    json_object,
 )
 from commandbus.testing.clock import Clock
 from commandbus.testing.pgmq import FakePgmqClient

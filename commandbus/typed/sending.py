@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+from commandbus.encoding import json_object
 from commandbus.exceptions import InvalidCommandError
-from commandbus.messages import NewCommand, json_object
+from commandbus.messages import NewCommand
 from commandbus.typed.pydantic_models import dump, is_pydantic
 from commandbus.typed.readers import is_dataclass
 

@@ -16,6 +16,7 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from commandbus import conf
+from commandbus.encoding import json_object
 from commandbus.exceptions import InvalidCommandError, InvalidDataError, LeaseLostError, PermanentCommandError
 from commandbus.handlers import Handler
 from commandbus.messages import (
@@ -25,7 +26,6 @@ from commandbus.messages import (
     Reason,
     ReceivedCommand,
     Status,
-    json_object,
 )
 from commandbus.policies import Classifier, Decision, End, Retry, RetryPolicy, Troubleshoot
 from commandbus.transitions import Transitions
