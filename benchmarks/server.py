@@ -49,6 +49,24 @@ class Postgres:
         finally:
             self.drop(name)
 
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        name = f"bench_{next(self._numbers)}"
+        self.server.create_database(name)
+        try:
+            yield self.server.url(name)
+        finally:
+            self.drop(name)
+
+    def binaries(self) -> Path:
+        """Where PostgreSQL's own programs are."""
+        return self.server.binaries()
+
+    def version(self) -> str:
+        with self._connect() as connection:
+            [row] = connection.execute("SHOW server_version").fetchall()
+        return str(row[0])
+
     def checkpoint(self) -> None:
         """So that every measurement starts with nothing to be written by others."""
         self._execute("CHECKPOINT")

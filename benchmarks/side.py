@@ -75,11 +75,10 @@ def latencies(send: Callable[[], None], count: int) -> list[float]:
 
 def main(side: type[Side]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "verb", choices=["prepare", "fill", "send_single", "latency", "work", "remaining", "await_empty"]
-    )
+    parser.add_argument("verb")
     parser.add_argument("--url", required=True)
     parser.add_argument("--count", type=int)
+    parser.add_argument("--start-at", type=float, default=0.0, help="on the monotonic clock: when to begin")
     parser.add_argument("--options", type=json.loads, default={}, help="of the system, as JSON")
     arguments = parser.parse_args()
     system = side(arguments.url, **arguments.options)
@@ -87,9 +86,10 @@ def main(side: type[Side]) -> None:
         case "fill" | "send_single":
             send = getattr(system, arguments.verb)
             send(max(1, arguments.count // 100))  # connections, plans and caches are warm then
-            started = time.perf_counter()
+            time.sleep(max(0.0, arguments.start_at - time.monotonic()))
+            started_at = time.monotonic()
             send(arguments.count)
-            print(json.dumps({"seconds": time.perf_counter() - started}))  # noqa: T201
+            print(json.dumps({"started_at": started_at, "ended_at": time.monotonic()}))  # noqa: T201
         case "latency":
             print(json.dumps({"seconds": latencies(system.sender(), arguments.count)}))  # noqa: T201
         case "await_empty":

@@ -26,89 +26,89 @@ class BenchmarkError(Exception):
     """A system did not do what it was asked to; the message says which and what it printed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class System:
     name: str
     module: str
     python: Path = Path(sys.executable)
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    processes: int = 1
-    """How many are started to work, where the system itself starts only one."""
 
-    def call(self, verb: str, url: str, count: int | None = None, **environment: str) -> Any:
-        """What the verb answers."""
-        done = subprocess.run(
-            self._words(verb, url, count),
-            cwd=CHECKOUT,
-            env={**os.environ, **self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        if done.returncode:
-            raise BenchmarkError(f"{self.name} {verb}: {done.stderr[-2000:]}")
-        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+    def is_installed(self) -> bool:
+        return self.python.exists()
+
+    def call(self, verb: str, url: str, count: int | None = None, *, counters: Path | None = None) -> Any:
+        """What the verb answers. `counters`: the folder of those of a worker."""
+        process = self._start(verb, url, "--count", str(count or 0), environment={FOLDER: str(counters)})
+        try:
+            return self._answer(process)
+        finally:
+            _end(process)
 
     def send(self, verb: str, url: str, count: int) -> float:
         """How many per second."""
-        return count / float(self.call(verb, url, count)["seconds"])
+        answer = self.call(verb, url, count)
+        return count / float(answer["ended_at"] - answer["started_at"])
+
+    def send_at_once(self, url: str, count: int, senders: int) -> float:
+        """How many per second, if several processes send one by one at the same time."""
+        start_at = time.monotonic() + 1 + senders / 2
+        words = ["--count", str(count), "--start-at", str(start_at)]
+        processes = [self._start("send_single", url, *words) for _ in range(senders)]
+        try:
+            answers = [self._answer(process) for process in processes]
+        finally:
+            for process in processes:
+                _end(process)
+        if any(answer["started_at"] > start_at + 0.5 for answer in answers):
+            raise BenchmarkError(f"{self.name}: the senders were not ready at the same time")
+        return count * senders / (max(answer["ended_at"] for answer in answers) - start_at)
 
     @contextmanager
     def working(self, url: str) -> Iterator[Tally]:
         with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, **self.environment, FOLDER: folder}
-            with tempfile.TemporaryFile("w+") as output:
-                workers = [
-                    subprocess.Popen(
-                        self._words("work", url, None),
-                        cwd=CHECKOUT,
-                        env=environment,
-                        stdout=output,
-                        stderr=output,
-                        start_new_session=True,
-                    )
-                    for _ in range(self.processes)
-                ]
-                try:
-                    yield Tally(Path(folder))
-                except TimeoutError as error:
-                    output.seek(0)
-                    raise BenchmarkError(f"{self.name}: {error}\n{output.read()[-3000:]}") from error
-                finally:
-                    for worker in workers:
-                        _end(worker)
+            worker = self._start("work", url, environment={FOLDER: folder})
+            try:
+                yield Tally(Path(folder))
+            except TimeoutError as error:
+                raise BenchmarkError(f"{self.name}: {error}") from error
+            finally:
+                _end(worker)
 
     def drain(self, url: str, warm_up: int) -> float:
-        """Let workers empty a queue that was filled. Jobs per second, from the end of the warm-up to the end of the last."""
+        """Let workers empty a queue that was filled. Jobs per second, from the end of the warm-up to that of the last."""
         jobs = int(self.call("remaining", url)["remaining"])
-        with self.working(url) as tally, self._watching(url) as watch:
-            warm_at, warm = wait_for(tally, warm_up)
-            wait_for(tally, jobs)
-            # Every handler was called. The rest is for the system to know it.
-            output, _ = watch.communicate("now\n", timeout=PATIENCE)
-        return (jobs - warm) / (json.loads(output)["ended_at"] - warm_at)
-
-    @contextmanager
-    def _watching(self, url: str) -> Iterator[subprocess.Popen[str]]:
-        watch = subprocess.Popen(
-            self._words("await_empty", url, None),
-            cwd=CHECKOUT,
-            env={**os.environ, **self.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        watch = self._start("await_empty", url, stdin=subprocess.PIPE)
         try:
-            yield watch
+            with self.working(url) as tally:
+                warm_at, warm = wait_for(tally, warm_up)
+                wait_for(tally, jobs)
+                # Every handler was called. The rest is for the system to know it.
+                ended_at = self._answer(watch, "now\n")["ended_at"]
         finally:
-            watch.kill()
-            watch.wait()
+            _end(watch)
+        return (jobs - warm) / (float(ended_at) - warm_at)
 
-    def _words(self, verb: str, url: str, count: int | None) -> list[str]:
-        words = [str(self.python), "-m", self.module, verb, "--url", url, "--options", json.dumps(dict(self.options))]
-        return words if count is None else [*words, "--count", str(count)]
+    def _start(
+        self, verb: str, url: str, *words: str, environment: Mapping[str, str] | None = None, stdin: int | None = None
+    ) -> subprocess.Popen[str]:
+        options = ["--url", url, "--options", json.dumps(dict(self.options))]
+        return subprocess.Popen(
+            [str(self.python), "-m", self.module, verb, *options, *words],
+            cwd=CHECKOUT,
+            env={**os.environ, **self.environment, **(environment or {})},
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE if verb != "work" else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if verb != "work" else subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _answer(self, process: subprocess.Popen[str], question: str | None = None) -> Any:
+        output, errors = process.communicate(question, timeout=PATIENCE)
+        if process.returncode:
+            raise BenchmarkError(f"{self.name}: {errors[-2000:]}")
+        return json.loads(output.splitlines()[-1]) if output.strip() else None
 
 
 def wait_for(tally: Tally, jobs: int) -> tuple[float, int]:
@@ -121,10 +121,15 @@ def wait_for(tally: Tally, jobs: int) -> tuple[float, int]:
     return time.monotonic(), handled
 
 
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    worker.terminate()
-    try:
-        worker.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it has started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -24,6 +24,7 @@ from commandbus.exceptions import (
     UnknownQueueError,
     UnsupportedIsolationLevelError,
 )
+from commandbus.ids import uuid7
 from commandbus.messages import Command, NewCommand, Reply, ReplyError, ReplyOutcome, Status
 from commandbus.policies import RetryPolicy
 
@@ -108,6 +109,7 @@ __all__ = [
     "send_command",
     "send_command_and_wait",
     "send_commands",
+    "uuid7",
     "wait_for_reply",
 ]
 

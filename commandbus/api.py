@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from uuid import UUID
@@ -168,12 +169,16 @@ def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
     must have passed `database_for_sending`.
     """
     using = conf.current().database_of(domain)
-    handlers = [registry.get(domain, command.command_type) for command in commands]
-    limits = [handler.policy.max_attempts if handler else None for handler in handlers]
-    outcomes = transitions.PostgresTransitions(using).send(domain, commands, limits)
+    limits = {command_type: _max_attempts(domain, command_type) for command_type in {c.command_type for c in commands}}
+    outcomes = transitions.PostgresTransitions(using).send(domain, commands, [limits[c.command_type] for c in commands])
     if "SENT" in outcomes.values():
         notify_sent(domain, using)
     return outcomes
+
+
+def _max_attempts(domain: str, command_type: str) -> int | None:
+    handler = registry.get(domain, command_type)
+    return None if handler is None else handler.policy.max_attempts
 
 
 def checked(command: NewCommand, using: str) -> NewCommand:
@@ -182,6 +187,8 @@ def checked(command: NewCommand, using: str) -> NewCommand:
     All but its data: these become text only when they are sent, and are verified there (`transitions.body_of`).
     """
     command_id = uuid_of(command.command_id, "command_id")
+    if _is_usual(command):
+        return command if command_id is command.command_id else replace(command, command_id=command_id)
     what = f"command {command_id}"
     if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
         raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")
@@ -195,6 +202,14 @@ def checked(command: NewCommand, using: str) -> NewCommand:
         None if command.correlation_id is None else uuid_of(command.correlation_id, f"correlation_id of {what}"),
         _seconds(command.delay),
     )
+
+
+def _is_usual(command: NewCommand) -> bool:
+    """Whether it is what most commands are, of which nothing is left to verify but the id."""
+    kind = command.command_type
+    if command.reply_to is not None or command.correlation_id is not None or command.delay is not None:
+        return False
+    return type(kind) is str and 1 <= len(kind) <= 255 and kind.isascii() and kind.isprintable()
 
 
 def database_for_sending(domain: str, *, outside_transaction: bool = False) -> str:
@@ -258,7 +273,7 @@ def uuid_of(value: object, what: str) -> UUID:
             return UUID(value)
     except ValueError:
         pass
-    raise InvalidCommandError(f"{what} must be a UUID, not {value!r:.100}; make one with uuid.uuid4()")
+    raise InvalidCommandError(f"{what} must be a UUID, not {value!r:.100}; make one with commandbus.uuid7()")
 
 
 def _seconds(delay: object) -> float | None:

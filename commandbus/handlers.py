@@ -37,6 +37,7 @@ class Handler:
     transactional: bool = True
     timeout: float | None = None
     batch_size: int | None = None
+    share_transaction: bool = True
     replies: bool = False
     """It handles what arrives in the domain's reply queue."""
     read: Reader | None = field(default=None, compare=False)
@@ -45,6 +46,11 @@ class Handler:
     @property
     def policy(self) -> RetryPolicy:
         return self.retry_policy or conf.current().retry_policy
+
+    @property
+    def may_share_transaction(self) -> bool:
+        """Whether quick calls of it may run in one transaction. A bulk handler has one for its many commands anyway."""
+        return self.transactional and self.share_transaction and self.batch_size is None
 
     @property
     def name(self) -> str:
@@ -131,6 +137,7 @@ def command_handler(
     transactional: bool = True,
     timeout: float | None = None,
     batch_size: int | None = None,
+    share_transaction: bool = True,
 ) -> Callable[[F], F]:
     """Declare the function that handles a command type: `handler(command, context)`, sync or async.
 
@@ -140,10 +147,15 @@ def command_handler(
     `timeout` is in seconds; a handler that takes longer has failed and is tried again.
     A `command: Command[Debit]` gets its data as a Debit, which is a dataclass or a pydantic model (in bulk
     `commands: list[Command[Debit]]`). Data that does not fit goes to the Troubleshooting Queue.
+    Where calls are quick, several may share a transaction, each in a savepoint; whoever fails there is run again alone,
+    and only that counts. `share_transaction=False` gives each its own, for a handler that relies on that: because it
+    locks rows in any order, or sets something for the whole transaction.
     """
 
     def register(function: F) -> F:
-        registry.register(Handler(domain, command_type, function, retry_policy, transactional, timeout, batch_size))
+        registry.register(
+            Handler(domain, command_type, function, retry_policy, transactional, timeout, batch_size, share_transaction)
+        )
         return function
 
     return register
@@ -156,6 +168,7 @@ def reply_handler(
     transactional: bool = True,
     timeout: float | None = None,
     batch_size: int | None = None,
+    share_transaction: bool = True,
 ) -> Callable[[F], F]:
     """Declare the function that handles what arrives in a domain's reply queue: `handler(reply, context)`.
 
@@ -165,7 +178,17 @@ def reply_handler(
 
     def register(function: F) -> F:
         registry.register(
-            Handler(domain, ANY_REPLY, function, retry_policy, transactional, timeout, batch_size, replies=True)
+            Handler(
+                domain,
+                ANY_REPLY,
+                function,
+                retry_policy,
+                transactional,
+                timeout,
+                batch_size,
+                share_transaction,
+                replies=True,
+            )
         )
         return function
 

@@ -1,10 +1,29 @@
-"""Ids that follow from what a command is about. No Django: other programs have to compute the same."""
+"""Ids of commands. No Django: other programs have to compute the same."""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Iterable
 from uuid import NAMESPACE_URL, UUID, uuid5
+
+_VERSION_AND_VARIANT = 7 << 76 | 2 << 62
+_lock = threading.Lock()
+_last = 0
+
+
+def uuid7() -> UUID:
+    """A new id of version 7 (RFC 9562): ids that are made one after the other lie side by side in PostgreSQL's indexes.
+
+    It begins with the time in milliseconds and their 4096th parts, which this process uses once each.
+    """
+    global _last
+    with _lock:
+        now = _last = max(time.time_ns() * 4096 // 1_000_000, _last + 1)
+    high = now >> 12 << 80 | (now & 0xFFF) << 64
+    return UUID(int=high | _VERSION_AND_VARIANT | int.from_bytes(os.urandom(8), "big") >> 2)
 
 
 def derived_id(domain: str, command_type: str, key: Iterable[object]) -> UUID:

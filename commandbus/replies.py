@@ -177,7 +177,8 @@ class _Wait:
     def _read(self, connection: BaseDatabaseWrapper) -> tuple[str, str | None] | None:
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT status, reply FROM command_bus_command WHERE domain = %s AND command_id = %s",
+                "SELECT c.status, commandbus.reply_of(c) FROM command_bus_command AS c"
+                " WHERE c.domain = %s AND c.command_id = %s",
                 [self.domain, self.command_id],
             )
             row: tuple[str, str | None] | None = cursor.fetchone()

@@ -105,9 +105,10 @@ class PostgresTransitions:
     def send(
         self, domain: str, commands: Sequence[NewCommand], max_attempts: Sequence[int | None] | None = None
     ) -> dict[UUID, str]:
-        rows = self._call(
+        others = self._call(
             "SELECT command_id, outcome FROM commandbus.send("
-            "%s, %b::uuid[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::uuid[], %b::float8[], %b::int[])",
+            "%s, %b::uuid[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::uuid[], %b::float8[], %b::int[])"
+            " WHERE outcome <> 'SENT'",
             [
                 domain,
                 [command.command_id for command in commands],
@@ -119,7 +120,9 @@ class PostgresTransitions:
                 _optional(max_attempts or []),
             ],
         )
-        return dict(rows)
+        if any(outcome != "DUPLICATE" for _, outcome in others):
+            return dict(others)
+        return {**{command.command_id: "SENT" for command in commands}, **dict(others)}
 
     def receive(
         self,

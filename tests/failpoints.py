@@ -22,13 +22,15 @@ POINTS = (
     "between_finish_and_commit",
     "after_commit",
 )
+GROUP_POINTS = ("in_group", "group_finished")
+"""Where several commands share a transaction: after the first handler, and before the commit."""
 
 
 def install() -> None:
     if "COMMANDBUS_FAILPOINT" not in os.environ:
         return
     from commandbus.transitions import PostgresTransitions
-    from commandbus.worker import execute
+    from commandbus.worker import execute, together
     from commandbus.worker.worker import Worker
 
     around(PostgresTransitions, "receive", after=lambda result: result and reached("after_read"))
@@ -41,6 +43,8 @@ def install() -> None:
     )
     around(execute.Executor, "_run_in_transaction", after=lambda _: reached("after_commit"))
     around(Worker, "_told", before=lambda: reached("after_commit"))
+    around(together, "_run_one", after=lambda _: reached("in_group"))
+    around(PostgresTransitions, "finish", after=lambda done: len(done) > 1 and reached("group_finished"))
 
 
 def is_in_transaction() -> bool:

@@ -106,7 +106,7 @@ def test_as_root_a_private_folder_stays_private(tmp_path: Path) -> None:
 def test_as_root_binaries_in_a_private_folder_are_copied_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_others_may_pass", lambda folder: "site-packages" not in str(folder))
     with EmbeddedPostgres(home) as server:
-        copy = server._binaries()
+        copy = server.binaries()
         assert copy.is_relative_to(home.parent)
         server.restart()
     wait_until(lambda: not (home / "data" / "postmaster.pid").exists())

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
 import doctest
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pytest
 
 from commandbus import ids
-from commandbus.ids import derived_id
+from commandbus.ids import derived_id, uuid7
+
+
+def test_new_ids_are_of_version_7_and_in_the_order_of_their_making() -> None:
+    made = [uuid7() for _ in range(10_000)]
+    assert made == sorted(made)
+    assert {(one.version, one.variant) for one in made} == {(7, "specified in RFC 4122")}
+    assert abs(made[0].int >> 80) - time.time() * 1000 < 10_000
+
+
+def test_threads_never_make_the_same_id() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        many: list[list[UUID]] = list(threads.map(lambda _: [uuid7() for _ in range(5_000)], range(4)))
+    assert len({one for made in many for one in made}) == 20_000
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_the_envelope_is_complete_on_the_queue_and_with_the_command() -> None:
         "data": {"n": 1},
         "error": None,
     }
-    assert reload(command_id).reply == {**reply, "completed_at": completed_at}
+    assert Reply.from_json(reload(command_id).reply or {}) == Reply.from_json({**reply, "completed_at": completed_at})
     assert wait_for_reply(command_id, 0) == Reply(
         command_id,
         correlation_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 import django
 from django.core.management import call_command
@@ -35,11 +34,13 @@ class Ours(Side):
 
     def _commands(self, count: int) -> Iterator[commandbus.NewCommand]:
         for number in range(count):
-            yield commandbus.NewCommand(self.kind, uuid4(), {"n": number, "account": "DE-1", "amount": 10})
+            yield commandbus.NewCommand(self.kind, commandbus.uuid7(), {"n": number, "account": "DE-1", "amount": 10})
 
     def sender(self) -> Callable[[], None]:
+        send_command, uuid7 = commandbus.send_command, commandbus.uuid7
+
         def send() -> None:
-            commandbus.send_command("bench", self.kind, uuid4(), {"n": 1, "account": "DE-1", "amount": 10})
+            send_command("bench", self.kind, uuid7(), {"n": 1, "account": "DE-1", "amount": 10})
 
         return send
 

@@ -44,14 +44,13 @@ BEGIN
     WITH canceled AS (
         UPDATE public.command_bus_command c
         SET status = 'CANCELED',
-            reply = commandbus.reply_envelope(
-                c, 'CANCELED', NULL,
+            answer = commandbus.answer_of(
+                NULL,
                 jsonb_build_object('code', 'CANCELED', 'message', coalesce(cancel.reason, 'canceled before it was started'),
-                                   'type', 'CommandCanceled'),
-                _now),
+                                   'type', 'CommandCanceled')),
             updated_at = _now
         WHERE c.id = ANY (_ids)
-        RETURNING c.command_id, c.msg_id, c.reply_queue, c.reply
+        RETURNING c.command_id, c.msg_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
         SELECT cancel.domain, c.command_id, 'CANCELED', _now, jsonb_build_object('reason', cancel.reason)

@@ -27,6 +27,12 @@ DECLARE
     _replies jsonb[];
 BEGIN
     PERFORM commandbus.require_read_committed();
+    IF NOT finish.statuses <@ ARRAY['COMPLETED', 'FAILED', 'CANCELED'] THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('a command cannot be ended as one of %s', finish.statuses),
+            HINT = 'End it as COMPLETED, FAILED or CANCELED; to try it again, call commandbus.fail or commandbus.release';
+    END IF;
     _rows := commandbus.rows_of(finish.domain, finish.command_ids);
 
     WITH held AS MATERIALIZED (
@@ -44,12 +50,11 @@ BEGIN
             last_error_type = coalesce(h.error ->> 'type', c.last_error_type),
             last_error_code = coalesce(h.error ->> 'code', c.last_error_code),
             last_error_msg = coalesce(h.error ->> 'message', c.last_error_msg),
-            reply = commandbus.reply_envelope(
-                c, CASE h.status WHEN 'COMPLETED' THEN 'SUCCESS' ELSE h.status END, h.result, h.error, _now),
+            answer = commandbus.answer_of(h.result, h.error),
             updated_at = _now
         FROM held h
         WHERE c.id = h.id
-        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, c.reply, h.error
+        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, commandbus.reply_of(c) AS reply, h.error
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
         SELECT finish.domain, f.command_id, f.status, _now,

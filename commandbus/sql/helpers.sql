@@ -100,29 +100,40 @@ BEGIN
 END;
 $function$;
 
--- The envelope of a reply, as the application reads it from the reply queue and from the command. It has no SET clause,
--- so that PostgreSQL can inline it, and names pg_catalog itself instead.
-CREATE OR REPLACE FUNCTION commandbus.reply_envelope(
-    command public.command_bus_command, outcome text, data jsonb, error jsonb, completed_at timestamptz
-)
+-- The reply of a command that has ended, as the application reads it from the reply queue; null of others. What it says
+-- beyond the command's own columns is kept in `answer`. It has no SET clause, so that PostgreSQL can inline it, and names
+-- pg_catalog itself instead.
+CREATE OR REPLACE FUNCTION commandbus.reply_of(command public.command_bus_command)
 RETURNS jsonb
 LANGUAGE sql
 STABLE
 AS $function$
-    SELECT pg_catalog.jsonb_build_object(
+    SELECT CASE WHEN (command).status IN ('COMPLETED', 'FAILED', 'CANCELED') THEN pg_catalog.jsonb_build_object(
         'command_id', (command).command_id,
         'correlation_id', (command).correlation_id,
         'domain', (command).domain,
         'type', (command).command_type OPERATOR(pg_catalog.||) 'Response',
-        'outcome', outcome,
-        'completed_at', completed_at,
+        'outcome', CASE (command).status WHEN 'COMPLETED' THEN 'SUCCESS' ELSE (command).status END,
+        'completed_at', (command).updated_at,
+        'data', coalesce((command).answer OPERATOR(pg_catalog.->) 'data', '{}'::pg_catalog.jsonb),
+        'error', (command).answer OPERATOR(pg_catalog.->) 'error'
+    ) END
+$function$;
+
+-- What a reply says beyond its command's columns: null, if nothing. Most do not, and that keeps the row small.
+CREATE OR REPLACE FUNCTION commandbus.answer_of(data jsonb, error jsonb)
+RETURNS jsonb
+LANGUAGE sql
+IMMUTABLE
+AS $function$
+    SELECT CASE WHEN data IS NULL AND error IS NULL THEN NULL ELSE pg_catalog.jsonb_build_object(
         'data', coalesce(data, '{}'::pg_catalog.jsonb),
         'error', CASE WHEN error IS NULL THEN NULL ELSE pg_catalog.jsonb_build_object(
             'code', error OPERATOR(pg_catalog.->) 'code',
             'message', error OPERATOR(pg_catalog.->) 'message',
             'class', error OPERATOR(pg_catalog.->) 'type'
         ) END
-    )
+    ) END
 $function$;
 
 -- The answer of an action on many commands. `refused` has one key per command that was found, and as its value the

@@ -76,17 +76,14 @@ BEGIN
     WITH resolved AS (
         UPDATE public.command_bus_command c
         SET status = operator_resolve.status,
-            reply = commandbus.reply_envelope(
-                c,
-                CASE operator_resolve.status WHEN 'COMPLETED' THEN 'SUCCESS' ELSE operator_resolve.status END,
+            answer = commandbus.answer_of(
                 operator_resolve.result,
                 CASE WHEN operator_resolve.status <> 'COMPLETED' THEN jsonb_build_object(
-                    'code', 'OPERATOR_CANCEL', 'message', operator_resolve.reason, 'type', 'CommandCanceled') END,
-                _now),
+                    'code', 'OPERATOR_CANCEL', 'message', operator_resolve.reason, 'type', 'CommandCanceled') END),
             updated_at = _now
         FROM unnest(_ids) AS n(id)
         WHERE c.id = n.id
-        RETURNING c.command_id, c.reply_queue, c.reply
+        RETURNING c.command_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
         SELECT operator_resolve.domain, r.command_id, operator_resolve.event_type, _now,

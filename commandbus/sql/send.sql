@@ -40,11 +40,11 @@ DECLARE
     _types text[];
     _data jsonb[];
     _hashes bytea[];
-    _reply_queues text[];
+    _all_new boolean;
+    _reply_to text[];
     _correlation_ids uuid[];
     _delays double precision[];
     _max_attempts integer[];
-    _first_delay double precision;
     _delay double precision;
     _msg_ids bigint[];
     _sent uuid[];
@@ -93,46 +93,57 @@ BEGIN
         END IF;
     END IF;
 
-    -- The new ones come out in id order, so that two senders of the same ids do not deadlock.
-    WITH hashed AS (
-        SELECT i.*, octet_length(t.body) AS size,
-               sha256(convert_to(i.command_type || E'\n' || t.body, 'UTF8')) AS content_hash
-        FROM unnest(send.command_ids, send.command_types, send.data, send.reply_to, send.correlation_ids,
-                    send.delays, send.max_attempts)
-            WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, max_attempts, ordinal),
-             LATERAL (SELECT i.data::text AS body) AS t
-    ), incoming AS (
-        SELECT h.*,
-               first_value(h.content_hash) OVER same_id AS first_hash,
-               row_number() OVER same_id AS occurrence
-        FROM hashed h
-        WINDOW same_id AS (PARTITION BY h.command_id ORDER BY h.ordinal)
-    ), known AS (
-        SELECT i.*, k.content_hash AS known_hash, t.max_attempts AS type_max_attempts
-        FROM incoming i
-        LEFT JOIN LATERAL (
-            SELECT k.content_hash FROM public.command_bus_command k
-            WHERE k.domain = send.domain AND k.command_id BETWEEN i.command_id AND i.command_id
-            ORDER BY k.command_id
-            LIMIT 1
-        ) AS k ON true
-        LEFT JOIN public.command_bus_command_type t ON t.domain = send.domain AND t.command_type = i.command_type
-        ORDER BY i.command_id, i.ordinal
-    )
-    SELECT array_agg(k.command_id) FILTER (WHERE k.size > _domain.max_payload_bytes),
-           array_agg(k.command_id) FILTER (WHERE k.content_hash <> coalesce(k.known_hash, k.first_hash)),
-           array_agg(k.command_id) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(k.command_type) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(k.data) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(k.content_hash) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(coalesce(k.reply_to, _domain.reply_queue)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(coalesce(k.correlation_id, k.command_id)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(coalesce(k.delay, 0)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           array_agg(coalesce(k.max_attempts, k.type_max_attempts, _domain.max_attempts))
-               FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1),
-           min(coalesce(k.delay, 0)) FILTER (WHERE k.known_hash IS NULL AND k.occurrence = 1)
-    INTO _too_large, _conflicts, _ids, _types, _data, _hashes, _reply_queues, _correlation_ids, _delays, _max_attempts, _first_delay
-    FROM known k;
+    -- Most calls bring only what is new, each once. Then the arrays stay as they are.
+    SELECT array_agg(sha256(convert_to(i.command_type || E'\n' || t.body, 'UTF8')) ORDER BY i.ordinal),
+           bool_and(octet_length(t.body) <= _domain.max_payload_bytes AND k.command_id IS NULL)
+               AND count(DISTINCT i.command_id) = count(*)
+    INTO _hashes, _all_new
+    FROM unnest(send.command_ids, send.command_types, send.data)
+        WITH ORDINALITY AS i(command_id, command_type, data, ordinal)
+    CROSS JOIN LATERAL (SELECT i.data::text AS body) AS t
+    LEFT JOIN LATERAL (
+        SELECT k.command_id FROM public.command_bus_command k
+        WHERE k.domain = send.domain AND k.command_id BETWEEN i.command_id AND i.command_id
+        ORDER BY k.command_id
+        LIMIT 1
+    ) AS k ON true;
+
+    IF _all_new THEN
+        SELECT send.command_ids, send.command_types, send.data, send.reply_to, send.correlation_ids, send.delays,
+               send.max_attempts
+        INTO _ids, _types, _data, _reply_to, _correlation_ids, _delays, _max_attempts;
+    ELSE
+        WITH incoming AS (
+            SELECT i.*, first_value(i.content_hash) OVER same_id AS first_hash, row_number() OVER same_id AS occurrence
+            FROM unnest(send.command_ids, send.command_types, send.data, _hashes, send.reply_to, send.correlation_ids,
+                        send.delays, send.max_attempts)
+                WITH ORDINALITY AS i(command_id, command_type, data, content_hash, reply_to, correlation_id,
+                                     delay, max_attempts, ordinal)
+            WINDOW same_id AS (PARTITION BY i.command_id ORDER BY i.ordinal)
+        ), known AS (
+            SELECT i.*, k.content_hash AS known_hash, k.content_hash IS NULL AND i.occurrence = 1 AS is_new
+            FROM incoming i
+            LEFT JOIN LATERAL (
+                SELECT k.content_hash FROM public.command_bus_command k
+                WHERE k.domain = send.domain AND k.command_id BETWEEN i.command_id AND i.command_id
+                ORDER BY k.command_id
+                LIMIT 1
+            ) AS k ON true
+            ORDER BY i.ordinal
+        )
+        SELECT array_agg(k.command_id) FILTER (WHERE octet_length(k.data::text) > _domain.max_payload_bytes),
+               array_agg(k.command_id) FILTER (WHERE k.content_hash <> coalesce(k.known_hash, k.first_hash)),
+               array_agg(k.command_id) FILTER (WHERE k.is_new),
+               array_agg(k.command_type) FILTER (WHERE k.is_new),
+               array_agg(k.data) FILTER (WHERE k.is_new),
+               array_agg(k.content_hash) FILTER (WHERE k.is_new),
+               array_agg(k.reply_to) FILTER (WHERE k.is_new),
+               array_agg(k.correlation_id) FILTER (WHERE k.is_new),
+               array_agg(k.delay) FILTER (WHERE k.is_new),
+               array_agg(k.max_attempts) FILTER (WHERE k.is_new)
+        INTO _too_large, _conflicts, _ids, _types, _data, _hashes, _reply_to, _correlation_ids, _delays, _max_attempts
+        FROM known k;
+    END IF;
 
     IF _domain.unique_globally THEN
         -- A tombstone in this domain speaks for the command that was known here, so it comes first.
@@ -162,21 +173,22 @@ BEGIN
         RETURN;
     END IF;
 
-    IF _ids IS NOT NULL THEN
+    IF cardinality(_ids) > 0 THEN
         SELECT array_agg(s.msg_id) INTO _msg_ids
         FROM pgmq.send_batch(
             _queue,
             ARRAY(
                 SELECT jsonb_build_object(
                     'command_id', n.command_id, 'type', n.command_type, 'domain', send.domain,
-                    'correlation_id', n.correlation_id, 'reply_to', n.reply_to, 'created_at', _now, 'data', n.data
+                    'correlation_id', coalesce(n.correlation_id, n.command_id),
+                    'reply_to', coalesce(n.reply_to, _domain.reply_queue), 'created_at', _now, 'data', n.data
                 )
-                FROM unnest(_ids, _types, _correlation_ids, _reply_queues, _data)
+                FROM unnest(_ids, _types, _correlation_ids, _reply_to, _data)
                     AS n(command_id, command_type, correlation_id, reply_to, data)
             ),
-            _now + make_interval(secs => _first_delay)
+            _now
         ) AS s(msg_id);
-        FOR _delay IN SELECT DISTINCT d FROM unnest(_delays) AS d WHERE d <> _first_delay LOOP
+        FOR _delay IN SELECT DISTINCT d FROM unnest(_delays) AS d WHERE d > 0 LOOP
             PERFORM pgmq.set_vt(
                 _queue,
                 ARRAY(SELECT n.msg_id FROM unnest(_msg_ids, _delays) AS n(msg_id, delay) WHERE n.delay = _delay),
@@ -184,15 +196,23 @@ BEGIN
             );
         END LOOP;
 
+        -- In the order of the ids, so that two senders of the same ones do not deadlock.
         WITH inserted AS (
             INSERT INTO public.command_bus_command (
                 domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
                 created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally
             )
-            SELECT send.domain, _queue, n.msg_id, n.command_id, n.command_type, 'PENDING', n.max_attempts,
-                   _now, _now, n.reply_queue, n.correlation_id, n.content_hash, _domain.unique_globally
-            FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_queues, _correlation_ids, _hashes)
-                AS n(msg_id, command_id, command_type, max_attempts, reply_queue, correlation_id, content_hash)
+            SELECT send.domain, _queue, n.msg_id, n.command_id, n.command_type, 'PENDING',
+                   coalesce(
+                       n.max_attempts,
+                       (SELECT t.max_attempts FROM public.command_bus_command_type t
+                        WHERE t.domain = send.domain AND t.command_type = n.command_type),
+                       _domain.max_attempts),
+                   _now, _now, coalesce(n.reply_to, _domain.reply_queue), coalesce(n.correlation_id, n.command_id),
+                   n.content_hash, _domain.unique_globally
+            FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_to, _correlation_ids, _hashes)
+                AS n(msg_id, command_id, command_type, max_attempts, reply_to, correlation_id, content_hash)
+            ORDER BY n.command_id
             ON CONFLICT DO NOTHING
             RETURNING id, command_id
         )

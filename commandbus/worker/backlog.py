@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from commandbus.worker.work import Work
 
@@ -13,6 +14,16 @@ AHEAD_SECONDS = 1.0
 """How long a command may wait here for an executor. While it does, no other worker can have it."""
 MOST = 500
 """However fast the handlers are, more than this per read gains nothing."""
+GROUP_SECONDS = 0.05
+"""How long an executor may be busy with the commands that it takes at once: others might have started them."""
+LARGEST_GROUP = 50
+"""A transaction with more than 64 savepoints slows down everyone in PostgreSQL."""
+
+
+@dataclass(slots=True)
+class _Started:
+    at: float
+    count: int
 
 
 class Backlog:
@@ -22,10 +33,12 @@ class Backlog:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._waiting: deque[tuple[Work, float]] = deque()  # with the time since when
-        self._started: dict[int, tuple[Work, float]] = {}
+        self._started: dict[int, _Started] = {}
         self._held = 0
         self._closed = False
         self._seconds: dict[str, tuple[float, float]] = {}  # by command type: of one command, and when that was seen
+        self._calls: dict[str, float] = {}  # by command type: the seconds of the handler alone, without the commit
+        self._trust: dict[str, float] = {}  # by command type that has failed in a group: how many may be in one now
 
     def put(self, work: Work) -> None:
         with self._lock:
@@ -41,18 +54,54 @@ class Backlog:
                     return None
                 self._ready.wait()
             work, _ = self._waiting.popleft()
-            self._started[id(work)] = (work, time.monotonic())
+            self._started[id(work)] = _Started(time.monotonic(), len(work.received))
             return work
 
-    def done(self, work: Work, *, ran: bool = True) -> None:
+    def done(self, work: Work, *, ran: bool = True, spent: float = 0.0) -> None:
+        """`spent`: the seconds that its handler has taken."""
         with self._lock:
             now = time.monotonic()
-            seconds = (now - self._started.pop(id(work))[1]) / len(work.received)
+            started = self._started.pop(id(work))
             if ran:
                 command_type = work.received[0].command.command_type
+                seconds = (now - started.at) / started.count
                 known, _ = self._seconds.get(command_type, (seconds, now))
                 self._seconds[command_type] = (0.8 * known + 0.2 * seconds, now)
-            self._held -= len(work.received)
+                call = spent / started.count
+                self._calls[command_type] = 0.8 * self._calls.get(command_type, call) + 0.2 * call
+                if command_type in self._trust:
+                    self._trust[command_type] += started.count / 10
+            self._held -= started.count
+
+    def split(self, work: Work, rest: list[Work]) -> None:
+        """Hand the rest of a piece of work that was taken, and takes longer than believed, to other executors."""
+        with self._lock:
+            count = sum(len(one.received) for one in rest)
+            started = self._started.get(id(work))
+            if started is None:
+                self._held += count  # it has ended just now
+            else:
+                started.count -= count
+            self._waiting.extend((one, time.monotonic()) for one in rest)
+            self._ready.notify(len(rest))
+
+    def failed_together(self, command_type: str) -> None:
+        """A group of this type has failed as a whole. For a while they are run alone, then in groups that grow."""
+        with self._lock:
+            self._trust[command_type] = 1.0
+
+    def group_size(self, command_type: str, count: int) -> int:
+        """How many of `count` commands of a type one executor shall take at once, so that all have something to do."""
+        with self._lock:
+            seconds, seen = self._seconds.get(command_type, (0.0, 0.0))
+            if seen < time.monotonic() - REMEMBERED_SECONDS:
+                return 1
+            seconds = self._calls.get(command_type, seconds)
+            trusted = self._trust.get(command_type, LARGEST_GROUP)
+            if trusted >= LARGEST_GROUP:
+                self._trust.pop(command_type, None)
+            share = -(-count // self.executors)
+            return max(1, int(min(GROUP_SECONDS / max(seconds, 1e-6), LARGEST_GROUP, trusted, share)))
 
     def surplus(self) -> list[Work]:
         """What has waited too long, because handlers are slower than it was believed: to be given back."""
@@ -92,7 +141,7 @@ class Backlog:
         at_once = max(self.executors, self.largest_batch)
         now = time.monotonic()
         known = [seconds for seconds, seen in self._seconds.values() if seen > now - REMEMBERED_SECONDS]
-        running = [(now - at) / len(work.received) for work, at in self._started.values()]
+        running = [(now - started.at) / started.count for started in self._started.values()]
         slowest = max([*known, *(seconds for seconds in running if seconds > AHEAD_SECONDS / 2)], default=None)
         if slowest is None:
             return at_once

@@ -71,11 +71,11 @@ class Executor:
             self.turn.begin(work)
             if work.handler.transactional and self.using is not None:
                 _connect(self.using)
-                with _watched_connection(self.using):
+                with watched_connection(self.using):
                     outcomes = self._run_in_transaction(work, work.handler)
             else:
-                with _watched_connection(self.using):
-                    outcomes = list(self._run(work, work.handler))
+                with watched_connection(self.using):
+                    outcomes = list(self.call(work))
                 self.turn.claim()
         except WrittenOffError:
             _log(logging.WARNING, "handler.late", work)
@@ -85,7 +85,7 @@ class Executor:
         if self.lost:
             for received in work.received:
                 self.lost.pop(received.command.command_id, None)
-        _log(logging.INFO, "command.completed", work, ms=1000 * (time.monotonic() - started))
+        log_completed(work, started)
         return outcomes
 
     def _execute_typed(self, work: Work, handler: Handler, read: Reader) -> list[Outcome]:
@@ -139,8 +139,8 @@ class Executor:
             with transaction.atomic(using=self.using):
                 transaction.on_commit(partial(committed.append, True), using=self.using)  # runs before the handler's
                 if handler.timeout is not None:
-                    self.turn.session = _session(transaction.get_connection(self.using))
-                self._run_and_finish(work, handler)
+                    self.turn.session = session_of(transaction.get_connection(self.using))
+                self._run_and_finish(work)
         except Exception:
             if not committed:
                 raise
@@ -148,15 +148,18 @@ class Executor:
             worker_logger.exception("a callback of transaction.on_commit failed")
         return []
 
-    def _run_and_finish(self, work: Work, handler: Handler) -> None:
-        finishes = self._run(work, handler)
+    def _run_and_finish(self, work: Work) -> None:
+        finishes = self.call(work)
         self.turn.claim()
         # The last statement of the handler's own transaction: its effects and its end commit together.
         done = self.transitions.finish(work.domain, finishes)
         if len(done) < len(finishes):
             raise LeaseLostError(f"{len(finishes) - len(done)} of {len(finishes)} leases ran out")
 
-    def _run(self, work: Work, handler: Handler) -> list[Finish]:
+    def call(self, work: Work) -> list[Finish]:
+        """The handler's results. Whatever it raises comes out."""
+        handler = work.handler
+        assert handler is not None  # noqa: S101 - those without are not called
         self.turn.check()
         if self.using is not None and self.turn.session is None:
             self.turn.session = Session(connections[self.using])
@@ -228,7 +231,7 @@ class ConnectionLostError(Exception):
 IDLE_IN_TRANSACTION = "25P03"  # PostgreSQL has ended the session because of the handler
 
 
-def _session(wrapper: BaseDatabaseWrapper) -> Session:
+def session_of(wrapper: BaseDatabaseWrapper) -> Session:
     """The process in PostgreSQL that serves this transaction. Only PostgreSQL knows it, if a pooler is in between."""
     with wrapper.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid(), transaction_timestamp()")
@@ -255,7 +258,7 @@ def _connect(using: str) -> None:
 
 
 @contextmanager
-def _watched_connection(using: str | None) -> Iterator[None]:
+def watched_connection(using: str | None) -> Iterator[None]:
     """Tell a lost connection from an error of the handler.
 
     Django replaces a broken connection silently while it leaves an atomic block, so we look at the one from before.
@@ -340,6 +343,12 @@ def _log_statuses(domain: str, statuses: Mapping[UUID, Status]) -> None:
     for command_id, status in statuses.items():
         event = "command.retry" if status is Status.PENDING else "command.troubleshooting"
         log(logging.WARNING, event, domain=domain, command_id=command_id)
+
+
+def log_completed(work: Work, started_at: float | None = None) -> None:
+    if worker_logger.isEnabledFor(logging.DEBUG):
+        ms = {} if started_at is None else {"ms": 1000 * (time.monotonic() - started_at)}
+        _log(logging.DEBUG, "command.completed", work, **ms)
 
 
 def _log(level: int, event: str, work: Work, **fields: Any) -> None:

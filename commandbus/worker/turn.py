@@ -57,6 +57,8 @@ class Turn:
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._deadline = 0.0
+        self._begun_at = 0.0
+        self._spent = 0.0
 
     def begin(self, work: Work) -> None:
         with self._lock:
@@ -64,6 +66,7 @@ class Turn:
                 raise WrittenOffError
             self.session = None
             self._work = None
+            self._begun_at = time.monotonic()
             if work.handler is not None and work.handler.timeout is not None:
                 self._work = work
                 grace = ASYNC_GRACE if inspect.iscoroutinefunction(work.handler.function) else 0.0
@@ -80,6 +83,16 @@ class Turn:
             self._work = None
             if self.written_off:
                 raise WrittenOffError
+            self._spent += time.monotonic() - self._begun_at
+
+    def spent(self) -> float:
+        """The seconds that handlers have taken since this was last asked."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+    def overdue_seconds(self) -> float:
+        """How long the handler has taken that is written off."""
+        return time.monotonic() - self._begun_at
 
     def write_off(self, domains: Collection[str]) -> Work | None:
         """Answers the work of a handler that has taken too long; from now on it is ours to end."""

@@ -11,7 +11,7 @@ from commandbus.messages import Command, Failure, Finish, Lease, ReceivedCommand
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of a handler: one command, or several for a bulk handler."""
+    """What an executor takes: one command, several for a bulk handler, or several to be handled one after the other."""
 
     domain: str
     handler: Handler | None
@@ -29,9 +29,22 @@ class Work:
             return commands
         return [replace(command, data=data) for command, data in zip(commands, self.data, strict=True)]
 
+    @property
+    def is_group(self) -> bool:
+        """Whether the handler is called several times."""
+        return len(self.received) > 1 and (self.handler is None or self.handler.batch_size is None)
+
+    @property
+    def may_share_transaction(self) -> bool:
+        return self.is_group and self.handler is not None and self.handler.may_share_transaction
+
+    def calls(self) -> list[Work]:
+        """One for each call of the handler."""
+        return self.one_by_one() if self.is_group else [self]
+
     def one_by_one(self) -> list[Work]:
         """Each command alone, with its data to be read again: the handler may have changed what was read."""
-        return [replace(self, received=(one,), data=None) for one in self.received]
+        return [Work(self.domain, self.handler, (one,)) for one in self.received]
 
     @property
     def leases(self) -> list[Lease]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -28,21 +28,13 @@ from commandbus.worker.leases import Leases
 from commandbus.worker.log import log, logger
 from commandbus.worker.memory import megabytes
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
-from commandbus.worker.turn import Session, Turn
+from commandbus.worker.seat import Seat
+from commandbus.worker.together import run_together
+from commandbus.worker.turn import Session, Turn, WrittenOffError
 from commandbus.worker.work import Outcome, Release, Work
 
 STUCK_SECONDS = 1.0
 """How long a thread that was written off may go on until its process is recycled because of it."""
-
-
-class Seat:
-    """The place of one executor. When its handler takes too long, another thread takes the seat."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.turn = Turn()
-        self.work: Work | None = None
-        self.thread: threading.Thread | None = None
 
 
 class Worker:
@@ -75,7 +67,14 @@ class Worker:
         self._finishers = {using: Finisher(using, self._told) for using in self._aliases()}
         self._keepers = {using: self._keeper(using) for using in self._aliases()}
         self._fetcher = Fetcher(
-            options, handlers, self.databases, self.node_id, self._leases, self._keepers, self._is_rid_of_all
+            options,
+            handlers,
+            self.databases,
+            self.node_id,
+            self._leases,
+            self._keepers,
+            self._is_rid_of_all,
+            self._backlog.group_size,
         )
         self._seats = [Seat(number) for number in range(options.concurrency)]
         self._written_off: list[tuple[threading.Thread, float]] = []
@@ -173,7 +172,7 @@ class Worker:
 
     def _occupy(self, seat: Seat) -> None:
         seat.turn = Turn()
-        seat.work = None
+        seat.rise()
         seat.thread = threading.Thread(
             name=f"commandbus-execute-{seat.number}", target=self._execute_loop, args=[seat, seat.turn], daemon=True
         )
@@ -183,23 +182,67 @@ class Worker:
         executors = {domain: self._executor(domain, turn) for domain in self.databases}
         try:
             while (work := self._backlog.take()) is not None:
-                ready, outcomes = False, list[Outcome](Release(lease, delay=1.0) for lease in work.leases)
+                seat.take(work)
+                ran = False
                 try:
-                    ready = self._is_ready(work)
-                    if ready:
-                        msg_ids = [lease.msg_id for lease in work.leases]
-                        seat.work = work
-                        self._board.start(seat.number, self._numbers[work.domain], min(msg_ids), max(msg_ids))
-                        outcomes = executors[work.domain].execute(work)
+                    ran = self._work_off(seat, work, executors[work.domain])
                 except Exception:  # noqa: BLE001 - a signal's receiver, for example; it must not cost us the thread
                     logger.exception("a command could not be run")
                 if turn.written_off:
                     return  # another sits here now
+                for one in [*seat.running, *seat.group.take_rest()]:
+                    self._give_back(one, delay=1.0)
                 self._board.end(seat.number)
-                seat.work = None
-                self._ended(work, outcomes, ran=ready)
+                seat.rise()
+                self._done(work, ran=ran, spent=turn.spent())
         finally:
             connections.close_all()
+
+    def _work_off(self, seat: Seat, work: Work, executor: Executor) -> bool:
+        """Answers whether it was run. What is left in the seat has to be given back."""
+        if not self._is_ready(work):
+            return False
+        seat.was_ready()
+        if work.may_share_transaction:
+            self._run_together(seat, work, executor)
+        while not executor.turn.written_off and (one := seat.group.next()) is not None:
+            self._run_one(seat, executor, one)
+        return True
+
+    def _run_together(self, seat: Seat, work: Work, executor: Executor) -> None:
+        """Work off what can be, and leave in the group what has to be run alone."""
+        try:
+            alone, kept = run_together(executor, self.databases[work.domain], seat.group, partial(self._begin, seat))
+        except WrittenOffError:
+            log(logging.WARNING, "handler.late", domain=work.domain)
+            return
+        if not kept:
+            self._backlog.failed_together(work.received[0].command.command_type)
+        self._board.end(seat.number)
+        left = {id(one) for one in alone}
+        self._leases.drop(work.domain, [lease for one in seat.running if id(one) not in left for lease in one.leases])
+        seat.take(work, [*alone, *seat.group.take_rest()])
+
+    def _begin(self, seat: Seat, one: Work) -> None:
+        seat.begin(one)
+        self._show(seat, one)
+
+    def _show(self, seat: Seat, one: Work) -> None:
+        """Let whoever survives us know what runs here."""
+        msg_ids = [lease.msg_id for lease in one.leases]
+        self._board.start(seat.number, self._numbers[one.domain], min(msg_ids), max(msg_ids))
+
+    def _run_one(self, seat: Seat, executor: Executor, one: Work) -> None:
+        """One call of a handler, and what comes out of it."""
+        seat.begin(one)
+        if not (seat.is_ready() or self._is_ready(one)):
+            return
+        self._show(seat, one)
+        outcomes = executor.execute(one)
+        if executor.turn.written_off:
+            return
+        seat.ended(one)
+        self._tell_rest(one, outcomes)
 
     def _is_rid_of_all(self) -> bool:
         """Whether every thread that was written off has ended."""
@@ -211,14 +254,15 @@ class Worker:
             PostgresTransitions(using), using, self.options.name, self._keepers[using].extend, self._lost, turn
         )
 
-    def _ended(self, work: Work, outcomes: list[Outcome], *, ran: bool, again: Sequence[Work] = ()) -> None:
-        """The call is over. What is in `outcomes` is left to tell, what is in `again` to do, the rest is known."""
+    def _tell_rest(self, work: Work, outcomes: list[Outcome]) -> None:
+        """The call is over. What is in `outcomes` is left to tell, the rest is known."""
         self._tell(work.domain, outcomes)
-        untold = {outcome.lease for outcome in outcomes} | {lease for other in again for lease in other.leases}
-        for other in again:
-            self._backlog.put(other)
-        self._leases.drop(work.domain, [lease for lease in work.leases if lease not in untold])
-        self._backlog.done(work, ran=ran)
+        untold = {outcome.lease for outcome in outcomes}
+        if len(untold) < len(work.received):
+            self._leases.drop(work.domain, [lease for lease in work.leases if lease not in untold])
+
+    def _done(self, work: Work, *, ran: bool, spent: float) -> None:
+        self._backlog.done(work, ran=ran, spent=spent)
         if self._backlog.is_low():
             self._changed.set()
 
@@ -237,8 +281,8 @@ class Worker:
                     return False
         return False
 
-    def _give_back(self, work: Work) -> None:
-        self._tell(work.domain, [Release(lease) for lease in work.leases])
+    def _give_back(self, work: Work, delay: float = 0) -> None:
+        self._tell(work.domain, [Release(lease, delay) for lease in work.leases])
 
     def _tell(self, domain: str, outcomes: list[Outcome]) -> None:
         self._finishers[self.databases[domain]].put(domain, outcomes)
@@ -265,6 +309,9 @@ class Worker:
         """
         for surplus in self._backlog.surplus():
             self._give_back(surplus)
+        for seat in self._seats:
+            if seat.is_slow() and seat.work is not None:
+                self._backlog.split(seat.work, seat.group.take_rest())
         with self._watching:  # each database has a keeper that calls this
             self._write_off_overdue(using)
 
@@ -284,22 +331,26 @@ class Worker:
     def _write_off(self, seat: Seat, overdue: Work) -> None:
         """The thread goes on until its handler lets go of it. Its command, its seat and its transaction do not wait."""
         turn, thread, work = seat.turn, seat.thread, seat.work or overdue
+        begun, rest = seat.running, seat.group.take_rest()
         log(logging.WARNING, "handler.written_off", domain=work.domain, type=overdue.received[0].command.command_type)
         if thread is not None:
             self._written_off.append((thread, time.monotonic()))
         if turn.session is not None:
             threading.Thread(target=_end_session, args=[turn.session], daemon=True).start()
         outcomes: list[Outcome] = []
-        again: list[Work] = []
         if len(overdue.received) > 1 and overdue.handler is not None and overdue.handler.transactional:
             # Nothing of the group was kept. Each alone, so that the late one does not take the others along.
-            again = overdue.one_by_one()
+            rest += overdue.one_by_one()
         else:
             outcomes += self._executor(work.domain, Turn()).time_out(overdue)
-        # The others of the group did not take too long: they were run one by one, or their data does not fit.
-        outcomes += [Release(lease) for lease in work.leases if lease not in overdue.leases]
+        # The others did not take too long: they share its transaction, or are bulk commands that were run one by one.
+        others = {lease for one in begun for lease in one.leases} - set(overdue.leases)
+        outcomes += [Release(lease) for lease in others]
         self._board.end(seat.number)
-        self._ended(work, outcomes, ran=True, again=again)
+        self._tell(work.domain, outcomes)
+        for one in rest:
+            self._backlog.put(one)
+        self._done(work, ran=True, spent=turn.overdue_seconds())
         self._occupy(seat)  # after that: at the end of the worker it would find nothing to do, and leave
 
     def _recycle(self, why: str, **fields: object) -> None:
@@ -344,6 +395,9 @@ class Worker:
     def _shut_down(self, listeners: list[Listener]) -> None:
         for work in self._backlog.close():
             self._give_back(work)
+        for seat in self._seats:
+            for work in seat.group.take_rest():
+                self._give_back(work)
         for listener in listeners:
             listener.stop()
             listener.join()

@@ -22,8 +22,8 @@ CONTROL = Path(__file__).resolve().parents[2] / "docker" / "pgmq.control"
 class WithExtension(EmbeddedPostgres):
     """The embedded PostgreSQL, copied, with PGMQ among its extensions."""
 
-    def _binaries(self) -> Path:
-        original = super()._binaries()
+    def binaries(self) -> Path:
+        original = super().binaries()
         copy = self.home / "install"
         binaries = copy / original.parents[1].name / original.parent.name / "bin"
         if not copy.exists():

@@ -68,7 +68,7 @@ def test_the_wheel_migrates_sends_and_works_a_command(empty_project: Path) -> No
     run(empty_project, python, "manage.py", "shell", "-c", send)
     run(empty_project, python, "manage.py", "commandbus_worker", "greetings", "--until-empty")
     with psycopg.connect(TEST_SERVER.url(database)) as connection:
-        row = connection.execute("SELECT status, reply->'data' FROM command_bus_command").fetchone()
+        row = connection.execute("SELECT status, answer->'data' FROM command_bus_command").fetchone()
     assert row == ("COMPLETED", {"text": "Hello you"})
     with psycopg.connect(TEST_SERVER.url("postgres"), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {database} WITH (FORCE)")

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import sys
 from typing import Any
-from uuid import uuid4
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from commandbus.api import uuid_of
+from commandbus.ids import uuid7
 from commandbus.messages import NewCommand
 from commandbus.shell.arguments import json_object, plain_errors
 from commandbus.shell.recipe import Recipe
@@ -47,7 +47,7 @@ class Command(BaseCommand):
             sys.exit(code)
 
     def _send_one(self, options: dict[str, Any]) -> int:
-        command_id = uuid4() if options["id"] is None else uuid_of(options["id"], "--id")
+        command_id = uuid7() if options["id"] is None else uuid_of(options["id"], "--id")
         data = json_object(options["data"], "--data")
         rest = (options["reply_to"], options["correlation_id"], options["delay"])
         send_one(options["domain"], NewCommand(options["type"], command_id, data, *rest), dry_run=options["dry_run"])

@@ -1,0 +1,29 @@
+"""python -m benchmarks [--only work_io] [--repetitions 3] [--scale 0.01]"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.bench import Bench
+from benchmarks.report import table
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.server import Postgres
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="commandbus and its peers side by side")
+    parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="this scenario alone; can be repeated")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all counts: 0.01 shows that it runs, no more")
+    arguments = parser.parse_args()
+    with Postgres() as postgres:
+        bench = Bench(postgres, repetitions=arguments.repetitions, scale=arguments.scale)
+        for name in arguments.only or SCENARIOS:
+            with bench.scenario(name):
+                SCENARIOS[name](bench)
+            bench.save()  # each is complete in itself
+    print(table(bench.results))  # noqa: T201 - it is what was asked for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""What is measured. Each function is one comparison; everything in it is measured in the same run, in turns."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import psycopg
+
+from benchmarks.bench import Bench
+from benchmarks.history import make_history
+from benchmarks.server import redis
+from benchmarks.sides import pgbench
+from benchmarks.system import PEERS, System, wait_for
+
+RAW = System("raw PGMQ", "benchmarks.sides.raw")
+PGQUEUER = System("PgQueuer", "benchmarks.peers.pgqueuer", PEERS)
+PROCRASTINATE = System("procrastinate", "benchmarks.peers.procrastinate", PEERS)
+DRAMATIQ = System("Dramatiq + Redis", "benchmarks.peers.dramatiq_redis", PEERS)
+CELERY = System("Celery + Redis", "benchmarks.peers.celery_redis", PEERS)
+DJANGO_TASKS = System("django-tasks-db", "benchmarks.peers.django_tasks_db", PEERS)
+ON_REDIS = (DRAMATIQ, CELERY)
+
+SENDERS = 8
+MEGABYTE = 1024 * 1024
+
+
+def ours(kind: str = "io", processes: int = 2, concurrency: int = 4, notify: str = "after_commit") -> System:
+    options = {"kind": kind, "processes": processes, "concurrency": concurrency}
+    return System("commandbus", "benchmarks.sides.ours", options=options, environment={"BENCHMARK_NOTIFY": notify})
+
+
+OURS = ours()
+
+
+def send_bulk(bench: Bench) -> None:
+    systems = {system.name: system for system in (RAW, OURS)}
+    for name in bench.interleaved(list(systems)):
+        with bench.database(systems[name]) as url:
+            bench.record(name, systems[name].send("fill", url, bench.count(100_000)))
+    bench.ratio("send_bulk_vs_raw", bench.median(OURS.name), bench.median(RAW.name))
+
+
+def send_single(bench: Bench) -> None:
+    compare_sending(bench, "send_single", [OURS, PGQUEUER], 3_000)
+    if PGQUEUER.is_installed():
+        bench.ratio("send_single_vs_pgqueuer", bench.median(OURS.name), bench.median(PGQUEUER.name))
+
+
+def work_io(bench: Bench) -> None:
+    counts = {OURS: 60_000, RAW: 60_000, PGQUEUER: 40_000, DRAMATIQ: 15_000}
+    compare_work(bench, counts)
+    for key, peer in (("raw", RAW), ("pgqueuer", PGQUEUER), ("dramatiq", DRAMATIQ)):
+        if available(bench, peer, f"work_io_vs_{key}"):
+            bench.ratio(f"work_io_vs_{key}", bench.median(OURS.name), bench.median(peer.name))
+
+
+def work_default(bench: Bench) -> None:
+    system = ours("default")
+    clients = int(system.options["processes"]) * int(system.options["concurrency"])
+    for name in bench.interleaved([system.name, "pgbench"]):
+        if name == "pgbench":
+            with bench.postgres.empty() as url:
+                pgbench.prepare(url)
+                bench.postgres.checkpoint()
+                seconds = max(1, int(8 * bench.scale))
+                bench.record(name, pgbench.transactions_per_second(bench.postgres.binaries(), url, clients, seconds))
+        else:
+            bench.record(name, drain(bench, system, 30_000))
+    bench.ratio("work_default_vs_pgbench", bench.median(system.name), bench.median("pgbench"))
+
+
+def work_bulk(bench: Bench) -> None:
+    systems = {"work_bulk": ours("bulk", concurrency=2), "work_io": OURS}
+    for name in bench.interleaved(list(systems)):
+        bench.record(name, drain(bench, systems[name], 60_000))
+    bench.ratio("work_bulk_vs_work_io", bench.median("work_bulk"), bench.median("work_io"))
+
+
+def latency(bench: Bench) -> None:
+    systems = {system.name: system for system in (OURS, PGQUEUER, PROCRASTINATE) if system.is_installed()}
+    for name in bench.interleaved(list(systems)):
+        system = systems[name]
+        with bench.database(system) as url, system.working(url) as tally:
+            seconds = system.call("latency", url, bench.count(300), counters=tally.folder)["seconds"]
+            bench.record(f"{name} p50", 1000 * statistics.median(seconds), "ms")
+            bench.record(f"{name} p99", 1000 * statistics.quantiles(seconds, n=100)[98], "ms")
+    for key, peer in (("pgqueuer", PGQUEUER), ("procrastinate", PROCRASTINATE)):
+        if available(bench, peer, f"latency_p50_vs_{key}"):
+            bench.ratio(f"latency_p50_vs_{key}", bench.median(f"{OURS.name} p50"), bench.median(f"{peer.name} p50"))
+
+
+def notify(bench: Bench) -> None:
+    """Eight who send, and a worker that is idle all the time because its domain is paused: it is woken as often as can be."""
+    systems = {"NOTIFY on": ours(notify="after_commit"), "NOTIFY off": ours(notify="off")}
+    for name in bench.interleaved(list(systems)):
+        with bench.database(systems[name]) as url:
+            _execute(url, "SELECT commandbus.pause('bench', true)")
+            with systems[name].working(url):
+                time.sleep(2)
+                bench.record(name, systems[name].send_at_once(url, bench.count(1_000), SENDERS))
+    bench.ratio("notify_on_vs_off", bench.median("NOTIFY on"), bench.median("NOTIFY off"))
+
+
+def history(bench: Bench) -> None:
+    past = bench.count(5_000_000)
+    with bench.database(OURS) as empty, bench.database(OURS) as full:
+        make_history(full, past, lambda made: bench.say(f"  history: {made:,} of {past:,} commands"))
+        for name in bench.interleaved(["none", "5,000,000"]):
+            url = empty if name == "none" else full
+            bench.record(name, fill_and_drain(bench, OURS, url, 60_000))
+    bench.ratio("history_5m_vs_none", bench.median("5,000,000"), bench.median("none"))
+
+
+def executors(bench: Bench) -> None:
+    systems = {
+        "1 executor": ours(processes=1, concurrency=1),
+        **{f"{count} executors": ours(processes=2, concurrency=count // 2) for count in (4, 16, 64)},
+    }
+    for name in bench.interleaved(list(systems)):
+        bench.record(name, drain(bench, systems[name], 40_000))
+    best = max(bench.median(name) for name in systems)
+    bench.ratio("executors_64_vs_best", bench.median("64 executors"), best)
+
+
+def held_snapshot(bench: Bench) -> None:
+    for name in bench.interleaved(["no snapshot", "held snapshot"]):
+        with bench.database(OURS) as url:
+            OURS.call("fill", url, bench.count(50_000))
+            bench.postgres.checkpoint()
+            with snapshot(url) if name == "held snapshot" else nullcontext():
+                bench.record(name, OURS.drain(url, bench.count(5_000)))
+    bench.ratio("held_snapshot_vs_none", bench.median("held snapshot"), bench.median("no snapshot"))
+
+
+def memory(bench: Bench) -> None:
+    system = ours(processes=1)
+    early, late = bench.count(20_000), bench.count(200_000)
+    for _ in range(bench.repetitions):
+        with bench.database(system) as url:
+            system.call("fill", url, late)
+            with system.working(url) as tally:
+                for name, handled in (("after 20,000", early), ("after 200,000", late)):
+                    wait_for(tally, handled)
+                    bench.record(name, sum(map(_resident, tally.processes())) / MEGABYTE, "MiB")
+    bench.ratio("memory_200k_vs_20k", bench.median("after 200,000"), bench.median("after 20,000"))
+
+
+SCENARIOS: dict[str, Callable[[Bench], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        send_bulk,
+        send_single,
+        work_io,
+        work_default,
+        work_bulk,
+        latency,
+        notify,
+        history,
+        executors,
+        held_snapshot,
+        memory,
+    )
+}
+
+
+def available(bench: Bench, system: System, key: str) -> bool:
+    if not system.is_installed():
+        bench.missing(key, f"{system.name} is not installed: make bench-peers installs it")
+        return False
+    if system in ON_REDIS and shutil.which("redis-server") is None:
+        bench.missing(key, "redis-server is not installed: apt-get install redis-server")
+        return False
+    return True
+
+
+def compare_sending(bench: Bench, verb: str, systems: list[System], count: int) -> None:
+    by_name = {system.name: system for system in systems if available(bench, system, f"{verb}_vs_{system.name}")}
+    for name in bench.interleaved(list(by_name)):
+        with place(bench, by_name[name]) as url:
+            bench.record(name, by_name[name].send(verb, url, bench.count(count)))
+
+
+def compare_work(bench: Bench, counts: dict[System, int]) -> None:
+    by_name = {system.name: system for system in counts if available(bench, system, f"work_io_vs_{system.name}")}
+    for name in bench.interleaved(list(by_name)):
+        system = by_name[name]
+        with place(bench, system) as url:
+            bench.record(name, fill_and_drain(bench, system, url, counts[system]))
+
+
+@contextmanager
+def place(bench: Bench, system: System) -> Iterator[str]:
+    """Where a system keeps its jobs."""
+    with redis() if system in ON_REDIS else bench.database(system) as url:
+        yield url
+
+
+def drain(bench: Bench, system: System, count: int) -> float:
+    with bench.database(system) as url:
+        return fill_and_drain(bench, system, url, count)
+
+
+def fill_and_drain(bench: Bench, system: System, url: str, count: int) -> float:
+    system.call("fill", url, bench.count(count))
+    bench.postgres.checkpoint()
+    return system.drain(url, bench.count(count) // 10)
+
+
+@contextmanager
+def snapshot(url: str) -> Iterator[None]:
+    """A report that runs for long: nothing that was deleted since can be forgotten."""
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM command_bus_domain")
+        yield
+
+
+def _execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[call-overload]
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
