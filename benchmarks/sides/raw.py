@@ -31,7 +31,7 @@ class Raw(Side):
         with self.connect() as connection, connection.transaction():
             for start in range(0, count, CHUNK):
                 bodies = [_body(number) for number in range(start, min(start + CHUNK, count))]
-                connection.execute("SELECT pgmq.send_batch('bench', %s::jsonb[])", [bodies])
+                connection.execute("SELECT pgmq.send_batch('bench', %b::text[]::jsonb[])", [bodies])
 
     def sender(self) -> Callable[[], None]:
         connection = self.connect()
@@ -53,7 +53,7 @@ class Raw(Side):
                     stopped.wait(0.05)
                     continue
                 counter.handled(len(messages))
-                connection.execute("SELECT pgmq.delete('bench', %s::bigint[])", [[message[0] for message in messages]])
+                connection.execute("SELECT pgmq.delete('bench', %b::bigint[])", [[message[0] for message in messages]])
 
     def remaining(self) -> int:
         with self.connect() as connection:

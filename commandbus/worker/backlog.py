@@ -47,13 +47,16 @@ class Backlog:
             self._ready.notify()
 
     def take(self) -> Work | None:
-        """The next piece of work, or None when the worker ends. Waits."""
+        """The next piece of work, or None when the worker ends. Waits.
+
+        While handlers are quick and much is waiting, it is a group of commands.
+        """
         with self._lock:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._ready.wait()
-            work, _ = self._waiting.popleft()
+            work = self._with_others(self._waiting.popleft()[0])
             self._started[id(work)] = _Started(time.monotonic(), len(work.received))
             return work
 
@@ -71,6 +74,8 @@ class Backlog:
                 self._calls[command_type] = 0.8 * self._calls.get(command_type, call) + 0.2 * call
                 if command_type in self._trust:
                     self._trust[command_type] += started.count / 10
+                    if self._trust[command_type] >= LARGEST_GROUP:
+                        del self._trust[command_type]
             self._held -= started.count
 
     def split(self, work: Work, rest: list[Work]) -> None:
@@ -90,18 +95,22 @@ class Backlog:
         with self._lock:
             self._trust[command_type] = 1.0
 
-    def group_size(self, command_type: str, count: int) -> int:
-        """How many of `count` commands of a type one executor shall take at once, so that all have something to do."""
-        with self._lock:
-            seconds, seen = self._seconds.get(command_type, (0.0, 0.0))
-            if seen < time.monotonic() - REMEMBERED_SECONDS:
-                return 1
-            seconds = self._calls.get(command_type, seconds)
-            trusted = self._trust.get(command_type, LARGEST_GROUP)
-            if trusted >= LARGEST_GROUP:
-                self._trust.pop(command_type, None)
-            share = -(-count // self.executors)
-            return max(1, int(min(GROUP_SECONDS / max(seconds, 1e-6), LARGEST_GROUP, trusted, share)))
+    def _with_others(self, work: Work) -> Work:
+        """If its handler is quick, with those of the same handler that wait next, as far as others leave them to us."""
+        received = list(work.received)
+        if work.handler is not None and work.handler.batch_size is None:
+            size = self._group_size(received[0].command.command_type)
+            while len(received) < size and self._waiting and self._waiting[0][0].handler is work.handler:
+                received += self._waiting.popleft()[0].received
+        return work if len(received) == len(work.received) else Work(work.domain, work.handler, tuple(received))
+
+    def _group_size(self, command_type: str) -> int:
+        seconds, seen = self._seconds.get(command_type, (0.0, 0.0))
+        if seen < time.monotonic() - REMEMBERED_SECONDS:
+            return 1
+        share = len(self._waiting) // self.executors + 1
+        quick = GROUP_SECONDS / max(self._calls.get(command_type, seconds), 1e-6)
+        return max(1, int(min(share, quick, LARGEST_GROUP, self._trust.get(command_type, LARGEST_GROUP))))
 
     def surplus(self) -> list[Work]:
         """What has waited too long, because handlers are slower than it was believed: to be given back."""

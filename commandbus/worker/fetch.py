@@ -36,12 +36,8 @@ class Fetcher:
         leases: Leases,
         keepers: Mapping[str, Keeper],
         is_alone: Callable[[], bool],
-        group_size: Callable[[str, int], int],
     ) -> None:
-        """`is_alone`: whether no handler runs in this process, not even one that was written off.
-
-        `group_size`: how many of that many commands of a type an executor may take at once.
-        """
+        """`is_alone`: whether no handler runs in this process, not even one that was written off."""
         self.options = options
         self.handlers = handlers
         self.databases = databases
@@ -49,7 +45,6 @@ class Fetcher:
         self.leases = leases
         self.keepers = keepers
         self.is_alone = is_alone
-        self.group_size = group_size
         self.fetched = 0
         self._positions = {domain: Position() for domain in databases}
         self._next_domain = 0
@@ -173,14 +168,8 @@ class Fetcher:
         self._unsure.discard(domain)
         log(logging.INFO, "fetch.recovered", domain=domain, released=len(released))
 
-    def _size(self, handler: Handler | None, commands: list[ReceivedCommand]) -> int:
-        """How many commands make a piece of work."""
-        if handler is None:
-            return 1
-        return handler.batch_size or self.group_size(commands[0].command.command_type, len(commands))
-
     def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
-        """Pieces of work, each for one handler."""
+        """One piece of work per command; for bulk handlers one per batch."""
         works = []
         same: dict[tuple[str, Handler | None], list[ReceivedCommand]] = defaultdict(list)
         for one in sorted(received, key=lambda r: r.lease.msg_id):
@@ -188,7 +177,7 @@ class Fetcher:
         for (_, handler), commands in same.items():
             if handler is None:
                 self._missed.add(domain)
-            size = self._size(handler, commands)
+            size = handler.batch_size if handler and handler.batch_size else 1
             works += [
                 Work(domain, handler, tuple(commands[start : start + size])) for start in range(0, len(commands), size)
             ]

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 
 from django.db import connections, transaction
+from psycopg.pq import TransactionStatus
 
 from commandbus.exceptions import InvalidDataError, LeaseLostError
 from commandbus.messages import Finish
@@ -23,8 +24,8 @@ from commandbus.worker.turn import Session, WrittenOffError
 from commandbus.worker.work import Work
 
 
-class _RolledBackError(Exception):
-    """The handler has marked the transaction for rollback, and not said why."""
+class _SpoiltError(Exception):
+    """The handler has returned, but the transaction cannot go on: it has marked it for rollback, or hidden an error."""
 
 
 def run_together(
@@ -77,18 +78,29 @@ def _run_each(
         if handler.timeout is not None:
             session = session or session_of(connections[using])
             executor.turn.session = session
+        callbacks: list[Any] = connections[using].run_on_commit
+        before = len(callbacks)
+        _execute(using, "SAVEPOINT commandbus")  # there is no need to release the one before
         try:
-            with transaction.atomic(using=using):
-                finishes += _run_one(executor, using, one)
-                executor.turn.claim()
+            finishes += _run_one(executor, using, one)
+            executor.turn.claim()
         except WrittenOffError:
             raise
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - it comes out again when it is run alone
             executor.turn.claim()
-            if transaction.get_rollback(using):
-                raise  # not even its savepoint could be undone
+            del callbacks[before:]
+            _execute(using, "ROLLBACK TO SAVEPOINT commandbus")
+            transaction.set_rollback(False, using)
             failed.append(one)
+        # "Robust": the callbacks of one command must not keep those of the next from being called.
+        callbacks[before:] = [(savepoints, function, True) for savepoints, function, _ in callbacks[before:]]
     return finishes
+
+
+def _execute(using: str, statement: LiteralString) -> None:
+    wrapper = connections[using]
+    with wrapper.wrap_database_errors:
+        wrapper.connection.execute(statement)
 
 
 def _readable(one: Work) -> Work:
@@ -101,12 +113,9 @@ def _readable(one: Work) -> Work:
 
 
 def _run_one(executor: Executor, using: str, one: Work) -> list[Finish]:
-    callbacks: list[Any] = connections[using].run_on_commit
-    before = len(callbacks)
     finishes = executor.call(_readable(one))
-    if transaction.get_rollback(using):
-        raise _RolledBackError
-    # "Robust": the callbacks of one command must not keep those of the next from being called.
-    callbacks[before:] = [(savepoints, function, True) for savepoints, function, _ in callbacks[before:]]
+    connection = connections[using]
+    if connection.needs_rollback or connection.connection.info.transaction_status != TransactionStatus.INTRANS:
+        raise _SpoiltError
     log_completed(one)
     return finishes

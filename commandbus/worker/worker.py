@@ -67,14 +67,7 @@ class Worker:
         self._finishers = {using: Finisher(using, self._told) for using in self._aliases()}
         self._keepers = {using: self._keeper(using) for using in self._aliases()}
         self._fetcher = Fetcher(
-            options,
-            handlers,
-            self.databases,
-            self.node_id,
-            self._leases,
-            self._keepers,
-            self._is_rid_of_all,
-            self._backlog.group_size,
+            options, handlers, self.databases, self.node_id, self._leases, self._keepers, self._is_rid_of_all
         )
         self._seats = [Seat(number) for number in range(options.concurrency)]
         self._written_off: list[tuple[threading.Thread, float]] = []
