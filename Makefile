@@ -1,9 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 ARGS ?=
+ONLY ?=
 
-.PHONY: demo test test-unit test-integration chaos lint typecheck coverage clean
+.PHONY: demo test test-unit test-integration chaos bench bench-peers bench-report lint typecheck coverage clean
 
 $(VENV)/demo.stamp: pyproject.toml requirements/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +33,20 @@ test-integration: $(VENV)/dev.stamp
 chaos: $(VENV)/dev.stamp ## workers under random faults, then an account of every command; ARGS="--seconds 600 --seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
 
+$(PEERS)/peers.stamp: requirements/peers.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/peers.txt
+	@touch $@
+
+bench: $(VENV)/dev.stamp $(PEERS)/peers.stamp ## docs/performance.md, measured here; ONLY=work_io for one comparison
+	$(BIN)/python -m benchmarks $(addprefix --only=,$(ONLY)) $(ARGS)
+
+bench-peers: ## every peer: how fast it sends, works and reacts
+	@$(MAKE) --no-print-directory bench ONLY=peers
+
+bench-report: $(VENV)/dev.stamp ## the README's table, from what was measured last
+	$(BIN)/python -m benchmarks.report
+
 coverage: $(VENV)/dev.stamp ## of the last `make test`: at least 95 % of lines and branches
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
@@ -46,4 +62,4 @@ typecheck: $(VENV)/dev.stamp
 
 clean: ## remove the virtual environment and the embedded databases
 	@test ! -x $(BIN)/python || $(BIN)/python manage.py remove_embedded
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.* htmlcov
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.* htmlcov

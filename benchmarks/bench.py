@@ -73,7 +73,7 @@ class Bench:
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress
 
-    def save(self, path: Path = RESULTS) -> None:
+    def save(self, path: Path) -> None:
         """What was not measured in this run stays as it was: every comparison is complete in itself."""
         kept = json.loads(path.read_text()) if path.exists() else {}
         for part in ("figures", "ratios", "missing"):

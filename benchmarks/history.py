@@ -16,7 +16,10 @@ COMMANDS = """
     SELECT 'bench', 'bench__commands', n, i.id, 'io', 'COMPLETED', 1, 3, %(node)s::uuid,
            i.at, i.at + interval '1 second', 'bench__replies', i.id, sha256(n::text::bytea)
     FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n,
-         LATERAL (SELECT uuidv7(-a.ago) AS id, now() - a.ago AS at FROM make_interval(secs => (%(total)s - n) * 0.2) AS a(ago)) AS i
+         LATERAL (
+             SELECT uuidv7(-a.ago) AS id, now() - a.ago AS at
+             FROM make_interval(secs => (%(total)s - n) * 0.2) AS a(ago)
+         ) AS i
     RETURNING command_id, created_at
 """
 AUDIT = f"""
@@ -25,8 +28,9 @@ AUDIT = f"""
     SELECT 'bench', c.command_id, e.event, c.created_at + e.after,
            CASE e.event WHEN 'SENT' THEN NULL ELSE jsonb_build_object('attempt', 1, 'node_id', %(node)s::text) END
     FROM command AS c,
-         (VALUES ('SENT', interval '0'), ('RECEIVED', interval '0.5 s'), ('COMPLETED', interval '1 s')) AS e(event, after)
-"""  # noqa: S608 - both parts are constants
+         (VALUES ('SENT', interval '0'), ('RECEIVED', interval '0.5 s'), ('COMPLETED', interval '1 s'))
+             AS e(event, after)
+"""
 
 
 def make_history(url: str, commands: int, progress: Callable[[int], None]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 
@@ -101,7 +102,7 @@ def latency(bench: Bench) -> None:
 
 
 def notify(bench: Bench) -> None:
-    """Eight who send, and a worker that is idle all the time because its domain is paused: it is woken as often as can be."""
+    """Eight who send, and a worker that is always idle, for its domain is paused: it is woken as often as can be."""
     systems = {"NOTIFY on": ours(notify="after_commit"), "NOTIFY off": ours(notify="off")}
     for name in bench.interleaved(list(systems)):
         with bench.database(systems[name]) as url:
@@ -156,6 +157,29 @@ def memory(bench: Bench) -> None:
     bench.ratio("memory_200k_vs_20k", bench.median("after 200,000"), bench.median("after 20,000"))
 
 
+def peers(bench: Bench) -> None:
+    """Every system there is, with as many jobs as it works off in some seconds."""
+    counts = {
+        OURS: 60_000,
+        PGQUEUER: 40_000,
+        DRAMATIQ: 15_000,
+        CELERY: 5_000,
+        PROCRASTINATE: 3_000,
+        DJANGO_TASKS: 1_500,
+    }
+    systems = {system.name: system for system in counts if available(bench, system, f"peers: {system.name}")}
+    for name in bench.interleaved(list(systems)):
+        system = systems[name]
+        count = bench.count(counts[system])
+        with place(bench, system) as url:
+            bench.record(f"{name}, send one by one", system.send("send_single", url, bench.count(1_000)))
+            bench.record(f"{name}, send many", system.send("fill", url, count))
+            bench.record(f"{name}, work", system.drain(url, count // 10))
+        with place(bench, system) as url, system.working(url) as tally:
+            seconds = system.call("latency", url, bench.count(50), counters=tally.folder)["seconds"]
+            bench.record(f"{name}, latency p50", 1000 * statistics.median(seconds), "ms")
+
+
 SCENARIOS: dict[str, Callable[[Bench], None]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -170,8 +194,10 @@ SCENARIOS: dict[str, Callable[[Bench], None]] = {
         executors,
         held_snapshot,
         memory,
+        peers,
     )
 }
+BY_DEFAULT = [name for name in SCENARIOS if name != "peers"]
 
 
 def available(bench: Bench, system: System, key: str) -> bool:
@@ -226,9 +252,9 @@ def snapshot(url: str) -> Iterator[None]:
         yield
 
 
-def _execute(url: str, statement: str) -> None:
+def _execute(url: str, statement: LiteralString) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(statement)  # type: ignore[call-overload]
+        connection.execute(statement)
 
 
 def _resident(pid: int) -> int:

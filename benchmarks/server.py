@@ -90,7 +90,7 @@ class Postgres:
 
     def _execute(self, statement: str, *names: str) -> None:
         with self._connect() as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))  # type: ignore[arg-type]
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
     def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
         return psycopg.connect(self.server.url("postgres"), autocommit=True)

@@ -62,7 +62,7 @@ class System:
                 _end(process)
         if any(answer["started_at"] > start_at + 0.5 for answer in answers):
             raise BenchmarkError(f"{self.name}: the senders were not ready at the same time")
-        return count * senders / (max(answer["ended_at"] for answer in answers) - start_at)
+        return count * senders / (max(float(answer["ended_at"]) for answer in answers) - start_at)
 
     @contextmanager
     def working(self, url: str) -> Iterator[Tally]:
@@ -76,7 +76,7 @@ class System:
                 _end(worker)
 
     def drain(self, url: str, warm_up: int) -> float:
-        """Let workers empty a queue that was filled. Jobs per second, from the end of the warm-up to that of the last."""
+        """Let workers empty a queue that is full. Jobs per second, from the end of the warm-up to that of the last."""
         jobs = int(self.call("remaining", url)["remaining"])
         watch = self._start("await_empty", url, stdin=subprocess.PIPE)
         try:

@@ -27,7 +27,8 @@ def prepare(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE effect (n integer NOT NULL, account text NOT NULL)")
         connection.execute(
-            "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL, updated_at timestamptz) WITH (fillfactor = 45)"
+            "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL, updated_at timestamptz)"
+            " WITH (fillfactor = 45)"
         )
         connection.execute(
             "INSERT INTO job (id, status) SELECT n, 'PENDING' FROM generate_series(1, %s::bigint) AS n", [JOBS]

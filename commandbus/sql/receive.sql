@@ -35,6 +35,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -127,6 +128,7 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
     _query text := $query$
@@ -217,6 +219,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
     _queue text := commandbus.queue_of(set_aside.domain);

@@ -27,6 +27,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
 AS $function$
 #variable_conflict use_column
 DECLARE
@@ -40,12 +41,14 @@ DECLARE
     _types text[];
     _data jsonb[];
     _hashes bytea[];
+    _all_right boolean;
     _all_new boolean;
     _reply_to text[];
     _correlation_ids uuid[];
     _delays double precision[];
     _max_attempts integer[];
     _delay double precision;
+    _messages jsonb[];
     _msg_ids bigint[];
     _sent uuid[];
     _rows bigint[];
@@ -62,23 +65,6 @@ BEGIN
             HINT = 'It stands for a reply queue. Send to the domain whose commands are answered there';
     END IF;
 
-    SELECT i.* INTO _bad
-    FROM unnest(send.command_ids, send.command_types, send.data, send.delays, send.max_attempts)
-        WITH ORDINALITY AS i(command_id, command_type, data, delay, max_attempts, ordinal)
-    WHERE i.command_id IS NULL
-       OR coalesce(length(i.command_type) NOT BETWEEN 1 AND 255, true)
-       OR coalesce(jsonb_typeof(i.data) <> 'object', true)
-       OR NOT coalesce(i.delay, 0) BETWEEN 0 AND 3155760000
-       OR i.max_attempts < 1
-    LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'CB002',
-            MESSAGE = format('command %s (number %s) of type %L cannot be sent', _bad.command_id, _bad.ordinal, _bad.command_type),
-            HINT = 'Each command needs an id, a type of 1 to 255 characters, a JSON object, '
-                   'a delay of 0 seconds to 100 years and at least one attempt';
-    END IF;
-
     IF send.reply_to IS NOT NULL THEN
         SELECT r.queue INTO _bad
         FROM (SELECT DISTINCT r FROM unnest(send.reply_to) AS r WHERE r IS NOT NULL) AS r(queue)
@@ -93,13 +79,17 @@ BEGIN
         END IF;
     END IF;
 
-    -- Most calls bring only what is new, each once. Then the arrays stay as they are.
+    -- Most calls bring only what is right and new, each once. Then the arrays stay as they are.
     SELECT array_agg(sha256(convert_to(i.command_type || E'\n' || t.body, 'UTF8')) ORDER BY i.ordinal),
+           bool_and(coalesce(
+               i.command_id IS NOT NULL AND length(i.command_type) BETWEEN 1 AND 255 AND jsonb_typeof(i.data) = 'object'
+                   AND coalesce(i.delay, 0) BETWEEN 0 AND 3155760000 AND coalesce(i.max_attempts, 1) > 0,
+               false)),
            bool_and(octet_length(t.body) <= _domain.max_payload_bytes AND k.command_id IS NULL)
                AND count(DISTINCT i.command_id) = count(*)
-    INTO _hashes, _all_new
-    FROM unnest(send.command_ids, send.command_types, send.data)
-        WITH ORDINALITY AS i(command_id, command_type, data, ordinal)
+    INTO _hashes, _all_right, _all_new
+    FROM unnest(send.command_ids, send.command_types, send.data, send.delays, send.max_attempts)
+        WITH ORDINALITY AS i(command_id, command_type, data, delay, max_attempts, ordinal)
     CROSS JOIN LATERAL (SELECT i.data::text AS body) AS t
     LEFT JOIN LATERAL (
         SELECT k.command_id FROM public.command_bus_command k
@@ -107,6 +97,23 @@ BEGIN
         ORDER BY k.command_id
         LIMIT 1
     ) AS k ON true;
+
+    IF NOT _all_right THEN
+        SELECT i.* INTO _bad
+        FROM unnest(send.command_ids, send.command_types, send.data, send.delays, send.max_attempts)
+            WITH ORDINALITY AS i(command_id, command_type, data, delay, max_attempts, ordinal)
+        WHERE i.command_id IS NULL
+           OR coalesce(length(i.command_type) NOT BETWEEN 1 AND 255, true)
+           OR coalesce(jsonb_typeof(i.data) <> 'object', true)
+           OR NOT coalesce(i.delay, 0) BETWEEN 0 AND 3155760000
+           OR i.max_attempts < 1
+        LIMIT 1;
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB002',
+            MESSAGE = format('command %s (number %s) of type %L cannot be sent', _bad.command_id, _bad.ordinal, _bad.command_type),
+            HINT = 'Each command needs an id, a type of 1 to 255 characters, a JSON object, '
+                   'a delay of 0 seconds to 100 years and at least one attempt';
+    END IF;
 
     IF _all_new THEN
         SELECT send.command_ids, send.command_types, send.data, send.reply_to, send.correlation_ids, send.delays,
@@ -174,20 +181,20 @@ BEGIN
     END IF;
 
     IF cardinality(_ids) > 0 THEN
-        SELECT array_agg(s.msg_id) INTO _msg_ids
-        FROM pgmq.send_batch(
-            _queue,
-            ARRAY(
-                SELECT jsonb_build_object(
-                    'command_id', n.command_id, 'type', n.command_type, 'domain', send.domain,
-                    'correlation_id', coalesce(n.correlation_id, n.command_id),
-                    'reply_to', coalesce(n.reply_to, _domain.reply_queue), 'created_at', _now, 'data', n.data
-                )
-                FROM unnest(_ids, _types, _correlation_ids, _reply_to, _data)
-                    AS n(command_id, command_type, correlation_id, reply_to, data)
-            ),
-            _now
-        ) AS s(msg_id);
+        _messages := ARRAY(
+            SELECT jsonb_build_object(
+                'command_id', n.command_id, 'type', n.command_type, 'domain', send.domain,
+                'correlation_id', coalesce(n.correlation_id, n.command_id),
+                'reply_to', coalesce(n.reply_to, _domain.reply_queue), 'created_at', _now, 'data', n.data
+            )
+            FROM unnest(_ids, _types, _correlation_ids, _reply_to, _data)
+                AS n(command_id, command_type, correlation_id, reply_to, data)
+        );
+        IF cardinality(_messages) = 1 THEN
+            _msg_ids := ARRAY(SELECT s FROM pgmq.send(_queue, _messages[1], _now) AS s);  -- takes half the time
+        ELSE
+            _msg_ids := ARRAY(SELECT s FROM pgmq.send_batch(_queue, _messages, _now) AS s);
+        END IF;
         FOR _delay IN SELECT DISTINCT d FROM unnest(_delays) AS d WHERE d > 0 LOOP
             PERFORM pgmq.set_vt(
                 _queue,
@@ -215,6 +222,9 @@ BEGIN
             ORDER BY n.command_id
             ON CONFLICT DO NOTHING
             RETURNING id, command_id
+        ), audited AS (
+            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
+            SELECT send.domain, i.command_id, 'SENT', _now FROM inserted i
         )
         SELECT coalesce(array_agg(i.command_id), '{}'), array_agg(i.id) INTO _sent, _rows FROM inserted i;
 
@@ -254,6 +264,7 @@ BEGIN
 
         IF cardinality(_conflicts) > 0 THEN
             DELETE FROM public.command_bus_command k WHERE k.id = ANY (_rows);
+            DELETE FROM public.command_bus_audit a WHERE a.command_id = ANY (_sent) AND a.domain = send.domain AND a.ts = _now;
             PERFORM pgmq.delete(_queue, _msg_ids);
             RETURN QUERY SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c;
             RETURN;
@@ -267,12 +278,10 @@ BEGIN
                 _queue,
                 ARRAY(SELECT n.msg_id FROM unnest(_ids, _msg_ids) AS n(command_id, msg_id) WHERE n.command_id = ANY (_duplicates))
             );
+            DELETE FROM public.command_bus_audit a
+            WHERE a.command_id = ANY (_duplicates) AND a.domain = send.domain AND a.ts = _now;
             _sent := ARRAY(SELECT unnest(_sent) EXCEPT SELECT unnest(_duplicates));
         END IF;
-
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
-        SELECT send.domain, i, 'SENT', _now
-        FROM unnest(_sent) AS i;
 
         IF _domain.archive_payloads THEN
             INSERT INTO public.command_bus_payload_archive (domain, command_id, payload_json, archived_at)
@@ -283,9 +292,9 @@ BEGIN
         END IF;
     END IF;
 
-    RETURN QUERY
-    SELECT i, 'SENT' FROM unnest(_sent) AS i
-    UNION ALL
-    (SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_sent) AS i);
+    RETURN QUERY SELECT i, 'SENT' FROM unnest(_sent) AS i;
+    IF NOT _all_new OR cardinality(_sent) < cardinality(_ids) THEN
+        RETURN QUERY SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_sent) AS i;
+    END IF;
 END;
 $function$;

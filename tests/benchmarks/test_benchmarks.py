@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.report import table
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.integration
+def test_the_benchmark_runs_and_keeps_what_it_has_measured(tmp_path: Path) -> None:
+    """What needs no peer, with few commands: the figures mean nothing, but they are there."""
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"ratios": {"send_bulk_vs_raw": 0.1, "memory_200k_vs_20k": 1.0}}))
+    words = ["--only=send_bulk", "--only=work_bulk", "--only=work_default", "--repetitions=1", "--scale=0.001"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words, "--results", str(results)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(results.read_text())
+    assert set(kept["ratios"]) == {
+        "send_bulk_vs_raw",
+        "work_bulk_vs_work_io",
+        "work_default_vs_pgbench",
+        "memory_200k_vs_20k",
+    }
+    assert kept["ratios"]["send_bulk_vs_raw"] != 0.1
+    assert kept["ratios"]["memory_200k_vs_20k"] == 1.0
+    assert set(kept["figures"]["send_bulk"]["sides"]) == {"raw PGMQ", "commandbus"}
+    assert all(side["median"] > 0 for side in kept["figures"]["work_default"]["sides"].values())
+    assert "| send 100,000 at once" in done.stdout
+
+
+def test_the_table_shows_ratios_with_their_goals_and_all_figures() -> None:
+    results: dict[str, Any] = {
+        "ratios": {"work_io_vs_raw": 0.715},
+        "figures": {"work_io": {"sides": {"raw PGMQ": {"unit": "per second", "median": 25_000.4, "values": []}}}},
+    }
+    lines = table(results).splitlines()
+    assert "| work off no-ops, against PGMQ's `read` and `delete` | 0.71 × | ≥ 0.6 × |" in lines
+    assert "| work_io | raw PGMQ | 25,000 /s |" in lines
+    assert not any("pgbench" in line for line in lines)
