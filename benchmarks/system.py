@@ -87,6 +87,8 @@ class System:
                 ended_at = self._answer(watch, "now\n")["ended_at"]
         finally:
             _end(watch)
+        if warm == jobs:
+            raise BenchmarkError(f"{self.name}: {jobs} jobs are too few to measure")
         return (jobs - warm) / (float(ended_at) - warm_at)
 
     def _start(

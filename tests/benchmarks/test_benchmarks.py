@@ -18,7 +18,7 @@ def test_the_benchmark_runs_and_keeps_what_it_has_measured(tmp_path: Path) -> No
     """What needs no peer, with few commands: the figures mean nothing, but they are there."""
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"ratios": {"send_bulk_vs_raw": 0.1, "memory_200k_vs_20k": 1.0}}))
-    words = ["--only=send_bulk", "--only=work_bulk", "--only=work_default", "--repetitions=1", "--scale=0.001"]
+    words = ["--only=send_bulk", "--only=work_bulk", "--only=work_default", "--repetitions=1", "--scale=0.05"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *words, "--results", str(results)],
         cwd=ROOT,
