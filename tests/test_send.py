@@ -223,6 +223,16 @@ def test_a_send_reads_no_command_but_its_own_however_many_there_are(unique_globa
 
 
 @pytest.mark.django_db
+def test_commands_are_queued_in_the_order_in_which_they_are_given() -> None:
+    ids = [uuid4() for _ in range(20)]
+    known = send_command("orders", "Ship", uuid4(), {})
+    send_commands("orders", [NewCommand("Ship", command_id, {}) for command_id in ids[:10]])
+    send_commands("orders", [NewCommand("Ship", command_id, {}) for command_id in (known, *ids[10:])])
+    received = BUS.receive("orders", qty=100, vt=30)
+    assert [one.command.command_id for one in received] == [known, *ids]
+
+
+@pytest.mark.django_db
 def test_the_same_id_in_two_domains_is_two_commands_or_a_conflict_by_setting() -> None:
     command_id = uuid4()
     send_command("orders", "Ship", command_id, {})

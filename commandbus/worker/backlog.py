@@ -65,7 +65,7 @@ class Backlog:
         with self._lock:
             now = time.monotonic()
             started = self._started.pop(id(work))
-            if ran:
+            if ran and started.count:
                 command_type = work.received[0].command.command_type
                 seconds = (now - started.at) / started.count
                 known, _ = self._seconds.get(command_type, (seconds, now))
@@ -91,7 +91,7 @@ class Backlog:
             self._ready.notify(len(rest))
 
     def failed_together(self, command_type: str) -> None:
-        """A group of this type has failed as a whole. For a while they are run alone, then in groups that grow."""
+        """Commands of this type do not get on well. For a while they are run alone, then in groups that grow."""
         with self._lock:
             self._trust[command_type] = 1.0
 
@@ -150,7 +150,7 @@ class Backlog:
         at_once = max(self.executors, self.largest_batch)
         now = time.monotonic()
         known = [seconds for seconds, seen in self._seconds.values() if seen > now - REMEMBERED_SECONDS]
-        running = [(now - started.at) / started.count for started in self._started.values()]
+        running = [(now - started.at) / max(1, started.count) for started in self._started.values()]
         slowest = max([*known, *(seconds for seconds in running if seconds > AHEAD_SECONDS / 2)], default=None)
         if slowest is None:
             return at_once

@@ -31,13 +31,13 @@ class _SpoiltError(Exception):
 def run_together(
     executor: Executor, using: str, group: Group, begin: Callable[[Work], None]
 ) -> tuple[list[Work], bool]:
-    """Run a group in one transaction. Answers those that have to be run alone, and whether the transaction was kept.
+    """Run a group in one transaction. Answers those that have to be run alone, and whether they get on well together.
 
     `begin` is told of each command before its handler is called. If the transaction fails early, commands may be left
     in the group. Raises WrittenOffError if the end was decided by others.
     """
     begun: list[Work] = []
-    failed: list[Work] = []
+    failed: list[tuple[Work, BaseException]] = []
     committed: list[bool] = []
 
     def start(one: Work) -> None:
@@ -62,11 +62,19 @@ def run_together(
                 log(logging.INFO, "group.failed", domain=begun[0].domain, count=len(begun), error=type(error).__name__)
             return begun, False
         logger.exception("a callback of transaction.on_commit failed")
-    return failed, True
+    alone = [one for one, _ in failed]
+    for one in begun:
+        if not any(one is other for other in alone):
+            log_completed(one)
+    return alone, not any(_is_rivalry(error) for _, error in failed)
 
 
 def _run_each(
-    executor: Executor, using: str, group: Group, start: Callable[[Work], None], failed: list[Work]
+    executor: Executor,
+    using: str,
+    group: Group,
+    start: Callable[[Work], None],
+    failed: list[tuple[Work, BaseException]],
 ) -> list[Finish]:
     finishes: list[Finish] = []
     session: Session | None = None
@@ -78,23 +86,31 @@ def _run_each(
         if handler.timeout is not None:
             session = session or session_of(connections[using])
             executor.turn.session = session
-        callbacks: list[Any] = connections[using].run_on_commit
-        before = len(callbacks)
+        callbacks = len(connections[using].run_on_commit)
         _execute(using, "SAVEPOINT commandbus")  # there is no need to release the one before
         try:
             finishes += _run_one(executor, using, one)
             executor.turn.claim()
         except WrittenOffError:
             raise
-        except BaseException:  # noqa: BLE001 - it comes out again when it is run alone
+        except BaseException as error:  # noqa: BLE001 - it comes out again when it is run alone
             executor.turn.claim()
-            del callbacks[before:]
+            del connections[using].run_on_commit[callbacks:]
             _execute(using, "ROLLBACK TO SAVEPOINT commandbus")
             transaction.set_rollback(False, using)
-            failed.append(one)
-        # "Robust": the callbacks of one command must not keep those of the next from being called.
-        callbacks[before:] = [(savepoints, function, True) for savepoints, function, _ in callbacks[before:]]
+            failed.append((one, error))
+        _make_robust(connections[using].run_on_commit, callbacks)
     return finishes
+
+
+def _make_robust(callbacks: list[Any], first: int) -> None:
+    """Those of one command must not keep those of the next from being called."""
+    callbacks[first:] = [(savepoints, function, True) for savepoints, function, _ in callbacks[first:]]
+
+
+def _is_rivalry(error: BaseException) -> bool:
+    """A deadlock or a lock that did not come: holding the locks of many until the end does not suit these handlers."""
+    return str(getattr(error.__cause__, "sqlstate", "")).startswith(("40", "55"))
 
 
 def _execute(using: str, statement: LiteralString) -> None:
@@ -117,5 +133,4 @@ def _run_one(executor: Executor, using: str, one: Work) -> list[Finish]:
     connection = connections[using]
     if connection.needs_rollback or connection.connection.info.transaction_status != TransactionStatus.INTRANS:
         raise _SpoiltError
-    log_completed(one)
     return finishes

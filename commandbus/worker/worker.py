@@ -205,11 +205,11 @@ class Worker:
     def _run_together(self, seat: Seat, work: Work, executor: Executor) -> None:
         """Work off what can be, and leave in the group what has to be run alone."""
         try:
-            alone, kept = run_together(executor, self.databases[work.domain], seat.group, partial(self._begin, seat))
+            alone, well = run_together(executor, self.databases[work.domain], seat.group, partial(self._begin, seat))
         except WrittenOffError:
             log(logging.WARNING, "handler.late", domain=work.domain)
             return
-        if not kept:
+        if not well:
             self._backlog.failed_together(work.received[0].command.command_type)
         self._board.end(seat.number)
         left = {id(one) for one in alone}

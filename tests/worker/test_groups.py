@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -22,7 +23,7 @@ from commandbus import (
     audit_trail,
     send_commands,
 )
-from commandbus.handlers import HandlerRegistry
+from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.models import Command as StoredCommand
 from commandbus.policies import RetryPolicy
 from tests.failpoints import GROUP_POINTS
@@ -179,11 +180,51 @@ def test_after_a_group_has_failed_its_type_is_run_alone_for_a_while() -> None:
     assert max(Counter(xid for xids in calls.transactions.values() for xid in xids).values()) > 1
 
 
+def test_those_that_fight_for_locks_are_run_alone_for_a_while() -> None:
+    def lock(command: Command) -> None:
+        if len(calls.transactions[command.command_id]) == 1 and command.data.get("lock"):
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '50ms'; SELECT pg_advisory_xact_lock(1)")
+
+    calls = Calls(lock)
+    ids = send_commands("orders", [NewCommand("Test", uuid4(), {"lock": n == 1}) for n in range(3)])
+    with barrier(), running_worker(registry_with(calls), quick="Test", concurrency=1) as worker:
+        wait_until(lambda: {status(command_id) for command_id in ids} == {"COMPLETED"})
+        assert worker._backlog._trust["Test"] < 2
+    assert [len(calls.transactions[command_id]) for command_id in ids] == [1, 2, 1]
+
+
+def test_commands_of_two_types_that_alternate_share_transactions_all_the_same() -> None:
+    calls, others = Calls(), Calls()
+    handlers = registry_with(calls)
+    handlers.register(Handler("orders", "Other", others))
+    send_commands("orders", [NewCommand(kind, uuid4(), {}) for _ in range(10) for kind in ("Test", "Other")])
+    with running_worker(handlers, quick="Test", concurrency=2):
+        wait_until(lambda: Order.objects.count() == 20)
+    assert len({tuple(xids) for xids in calls.transactions.values()}) < 5
+
+
 def test_a_handler_that_marks_the_transaction_for_rollback_does_not_complete() -> None:
     calls = Calls(lambda command: transaction.set_rollback(True) if command.data.get("undo") else None)
     good, undone = work(registry_with(calls, retry_policy=AT_ONCE), [{}, {"undo": True}])
     assert (status(good), status(undone)) == ("COMPLETED", TSQ)
     assert effects() == {str(good)}
+
+
+def test_callbacks_of_whoever_fails_are_forgotten_and_those_of_the_others_not() -> None:
+    called: list[UUID] = []
+
+    def register(command: Command) -> None:
+        transaction.on_commit(lambda: called.append(command.command_id))
+        with suppress(ZeroDivisionError), transaction.atomic():
+            transaction.on_commit(lambda: called.append(command.command_id))
+            raise ZeroDivisionError
+        if command.data.get("fail"):
+            raise BusinessRuleError("NO", "against the rules")
+
+    first, refused, third = work(registry_with(Calls(register)), [{}, {"fail": True}, {}])
+    assert called == [first, third]
+    assert status(refused) == "FAILED"
 
 
 def test_a_callback_that_fails_after_the_commit_keeps_no_other_from_being_called() -> None:
