@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.bench import RESULTS, Bench
-from benchmarks.report import table
+from benchmarks.report import comparisons, figures
 from benchmarks.scenarios import BY_DEFAULT, SCENARIOS
 from benchmarks.server import Postgres
 
@@ -24,7 +24,7 @@ def main() -> None:
             with bench.scenario(name):
                 SCENARIOS[name](bench)
             bench.save(arguments.results)  # each is complete in itself
-    print(table(bench.results))  # noqa: T201 - it is what was asked for
+    print(figures(bench.results), comparisons(bench.results), sep="\n\n")  # noqa: T201 - it is what was asked for
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import table
+from benchmarks.report import comparisons, figures
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,15 +38,19 @@ def test_the_benchmark_runs_and_keeps_what_it_has_measured(tmp_path: Path) -> No
     assert kept["ratios"]["memory_200k_vs_20k"] == 1.0
     assert set(kept["figures"]["send_bulk"]["sides"]) == {"raw PGMQ", "commandbus"}
     assert all(side["median"] > 0 for side in kept["figures"]["work_default"]["sides"].values())
-    assert "| send 100,000 at once" in done.stdout
+    assert "| send 100,000 at once | commandbus: " in done.stdout
 
 
-def test_the_table_shows_ratios_with_their_goals_and_all_figures() -> None:
-    results: dict[str, Any] = {
-        "ratios": {"work_io_vs_raw": 0.715},
-        "figures": {"work_io": {"sides": {"raw PGMQ": {"unit": "per second", "median": 25_000.4, "values": []}}}},
+def test_the_tables_show_what_was_measured_and_nothing_else() -> None:
+    sides = {
+        "raw PGMQ": {"unit": "per second", "median": 25_000.4, "values": []},
+        "commandbus": {"unit": "per second", "median": 17_860.2, "values": []},
     }
-    lines = table(results).splitlines()
-    assert "| work off no-ops, against PGMQ's `read` and `delete` | 0.71 × | ≥ 0.6 × |" in lines
-    assert "| work_io | raw PGMQ | 25,000 /s |" in lines
-    assert not any("pgbench" in line for line in lines)
+    results: dict[str, Any] = {"ratios": {"work_io_vs_raw": 0.7144}, "figures": {"work_io": {"sides": sides}}}
+    assert comparisons(results).splitlines()[2:] == [
+        "| work off no-ops | commandbus: 17,860/s | raw PGMQ: 25,000/s | **0.71** | ≥ 0.6 |"
+    ]
+    assert figures(results).splitlines()[2:] == [
+        "| work_io | raw PGMQ | 25,000/s |",
+        "| work_io | commandbus | 17,860/s |",
+    ]
