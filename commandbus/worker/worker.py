@@ -110,6 +110,9 @@ class Worker:
             self._board.say_recycling()
         self._stopping.set()
         self._changed.set()
+        for seat in self._seats:
+            for work in seat.group.take_rest():
+                self._give_back(work)
 
     def fetch_once(self) -> int | None:
         """Fetch what the executors have room for and answer how much it was; None if we could not look."""
@@ -184,7 +187,7 @@ class Worker:
                 if turn.written_off:
                     return  # another sits here now
                 for one in [*seat.running, *seat.group.take_rest()]:
-                    self._give_back(one, delay=1.0)
+                    self._give_back(one, delay=0 if self._stopping.is_set() else 1.0)
                 self._board.end(seat.number)
                 seat.rise()
                 self._done(work, ran=ran, spent=turn.spent())
@@ -193,7 +196,7 @@ class Worker:
 
     def _work_off(self, seat: Seat, work: Work, executor: Executor) -> bool:
         """Answers whether it was run. What is left in the seat has to be given back."""
-        if not self._is_ready(work):
+        if self._stopping.is_set() or not self._is_ready(work):
             return False
         seat.was_ready()
         if work.may_share_transaction:
@@ -388,9 +391,6 @@ class Worker:
     def _shut_down(self, listeners: list[Listener]) -> None:
         for work in self._backlog.close():
             self._give_back(work)
-        for seat in self._seats:
-            for work in seat.group.take_rest():
-                self._give_back(work)
         for listener in listeners:
             listener.stop()
             listener.join()
