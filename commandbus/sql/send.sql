@@ -245,22 +245,31 @@ BEGIN
             );
         END IF;
         SELECT _duplicates || array_agg(n.command_id) FILTER (WHERE t.content_hash = n.content_hash),
-               array_agg(n.command_id) FILTER (WHERE coalesce(t.content_hash <> n.content_hash, o.command_id IS NOT NULL))
+               array_agg(n.command_id) FILTER (WHERE t.content_hash <> n.content_hash)
         INTO _duplicates, _conflicts
         FROM unnest(_ids, _hashes) AS n(command_id, content_hash)
-        LEFT JOIN LATERAL (
+        CROSS JOIN LATERAL (
             SELECT t.content_hash FROM public.command_bus_tombstone t
             WHERE t.domain = send.domain AND t.command_id = n.command_id
             LIMIT 1
-        ) AS t ON true
-        LEFT JOIN LATERAL (
-            SELECT o.command_id FROM public.command_bus_tombstone o
-            WHERE _domain.unique_globally AND o.unique_globally AND o.domain <> send.domain
-              AND o.command_id BETWEEN n.command_id AND n.command_id
-            ORDER BY o.command_id
-            LIMIT 1
-        ) AS o ON true;
-        _conflicts := _conflicts || ARRAY(SELECT unnest(_lost) EXCEPT SELECT unnest(_duplicates));
+        ) AS t;
+        IF _domain.unique_globally THEN
+            _conflicts := _conflicts || ARRAY(
+                SELECT n.command_id
+                FROM unnest(_ids) AS n(command_id)
+                CROSS JOIN LATERAL (
+                    SELECT FROM public.command_bus_tombstone o
+                    WHERE o.unique_globally AND o.domain <> send.domain
+                      AND o.command_id BETWEEN n.command_id AND n.command_id
+                    ORDER BY o.command_id
+                    LIMIT 1
+                ) AS o
+                WHERE n.command_id <> ALL (_duplicates)
+            );
+        END IF;
+        IF cardinality(_lost) > 0 THEN
+            _conflicts := _conflicts || ARRAY(SELECT unnest(_lost) EXCEPT SELECT unnest(_duplicates));
+        END IF;
 
         IF cardinality(_conflicts) > 0 THEN
             DELETE FROM public.command_bus_command k WHERE k.id = ANY (_rows);

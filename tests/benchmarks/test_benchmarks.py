@@ -17,7 +17,11 @@ ROOT = Path(__file__).parent.parent.parent
 def test_the_benchmark_runs_and_keeps_what_it_has_measured(tmp_path: Path) -> None:
     """What needs no peer, with few commands: the figures mean nothing, but they are there."""
     results = tmp_path / "results.json"
-    results.write_text(json.dumps({"ratios": {"send_bulk_vs_raw": 0.1, "memory_200k_vs_20k": 1.0}}))
+    before = {
+        "ratios": {"send_bulk_vs_raw": 0.1, "memory_200k_vs_20k": 1.0},
+        "figures": {"memory": {"sides": {"after 20,000": {"unit": "MiB", "median": 50.0, "values": [50.0]}}}},
+    }
+    results.write_text(json.dumps(before))
     words = ["--only=send_bulk", "--only=work_bulk", "--only=work_default", "--repetitions=1", "--scale=0.05"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *words, "--results", str(results)],
