@@ -24,6 +24,7 @@ PROCRASTINATE = System("procrastinate", "benchmarks.peers.procrastinate", PEERS)
 DRAMATIQ = System("Dramatiq + Redis", "benchmarks.peers.dramatiq_redis", PEERS)
 CELERY = System("Celery + Redis", "benchmarks.peers.celery_redis", PEERS)
 DJANGO_TASKS = System("django-tasks-db", "benchmarks.peers.django_tasks_db", PEERS)
+RELIABLE_CMD = System("reliable-cmd", "benchmarks.peers.reliable_cmd", PEERS)
 ON_REDIS = (DRAMATIQ, CELERY)
 
 SENDERS = 8
