@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from commandbus.encoding import json_text
@@ -159,8 +159,7 @@ def handling_id(reply: Reply) -> UUID:
     return UUID(bytes=hashlib.md5(key, usedforsecurity=False).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to end one delivery of a command: (msg_id, read_ct) is its token."""
 
     command_id: UUID
@@ -168,8 +167,7 @@ class Lease:
     read_ct: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedCommand:
+class ReceivedCommand(NamedTuple):
     command: Command
     lease: Lease
     attempt: int
@@ -198,8 +196,7 @@ class ErrorInfo:
         return json.dumps({key: value for key, value in body.items() if value is not None}, ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """A leased command ends: COMPLETED with a result, FAILED or CANCELED with an error."""
 
     lease: Lease
