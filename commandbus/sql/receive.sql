@@ -55,14 +55,15 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message), array_agg(m.command_id)
-    INTO _msg_ids, _read_cts, _messages, _ids
+    SELECT array_agg(m.msg_id), array_agg(m.read_ct), array_agg(m.message)
+    INTO _msg_ids, _read_cts, _messages
     FROM commandbus.read_ready(
         _domain.queue_name, receive.qty, _now, _until, receive.floor, receive.leave,
         CASE WHEN _domain.replies THEN 'domain' ELSE 'type' END) AS m;
     IF _msg_ids IS NULL THEN
         RETURN;
     END IF;
+    _ids := commandbus.command_ids_of(_messages);
     IF _domain.replies THEN
         PERFORM commandbus.adopt_replies(_domain, _ids, _msg_ids, _messages, _now);
     END IF;
@@ -120,7 +121,7 @@ $function$;
 CREATE OR REPLACE FUNCTION commandbus.read_ready(
     queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[], leave_by text
 )
-RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb, command_id uuid)
+RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -139,7 +140,7 @@ DECLARE
         SET vt = $3, read_ct = q.read_ct + 1
         FROM ready
         WHERE q.msg_id = ready.msg_id
-        RETURNING q.msg_id, q.read_ct, q.message, commandbus.command_id_of(q.message)
+        RETURNING q.msg_id, q.read_ct, q.message
     $query$;
 BEGIN
     RETURN QUERY EXECUTE format(
@@ -148,6 +149,24 @@ BEGIN
         CASE WHEN cardinality(read_ready.leave) > 0 THEN $$AND coalesce(r.message ->> $6, '') <> ALL ($5)$$ END,
         CASE WHEN read_ready.floor IS NULL THEN 'ORDER BY r.vt' ELSE 'AND r.msg_id >= $4 ORDER BY r.msg_id' END)
     USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave, read_ready.leave_by;
+END;
+$function$;
+
+-- The commands that messages belong to. That each says so is seldom in doubt, and asking takes longer than trying.
+CREATE OR REPLACE FUNCTION commandbus.command_ids_of(messages jsonb[])
+RETURNS uuid[]
+LANGUAGE plpgsql
+IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    RETURN ARRAY(
+        SELECT CASE WHEN m ? 'outcome' THEN md5((m ->> 'domain') || '/' || (m ->> 'command_id')::uuid)::uuid
+                    ELSE (m ->> 'command_id')::uuid END
+        FROM unnest(command_ids_of.messages) AS m
+    );
+EXCEPTION WHEN invalid_text_representation THEN
+    RETURN ARRAY(SELECT commandbus.command_id_of(m) FROM unnest(command_ids_of.messages) AS m);
 END;
 $function$;
 
