@@ -15,9 +15,10 @@ from benchmarks.peers.postgres import analyze
 from benchmarks.peers.processes import in_processes
 from benchmarks.side import Side, main
 
+# Jobs per second by processes: 2 610; 3 680; 4 630; 6 580; 8 480. Server-side binding changes nothing.
 CHUNK = 1000
-PROCESSES = 2
-INTERVAL = 0.1
+PROCESSES = 3
+INTERVAL = 0.1  # it polls; the default is a second
 
 
 class DjangoTasksDb(Side):
@@ -29,7 +30,7 @@ class DjangoTasksDb(Side):
             "NAME": parts.path.lstrip("/"),
             "USER": parts.username,
             "HOST": parts.hostname or parse_qs(parts.query)["host"][0],
-            "CONN_MAX_AGE": None,
+            "CONN_MAX_AGE": None,  # else it connects anew for every task
         }
         settings.configure(
             DATABASES={"default": database},

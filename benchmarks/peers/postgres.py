@@ -14,6 +14,6 @@ def analyze(url: str) -> None:
         connection.execute("ANALYZE")
 
 
-def count(url: str, statement: str) -> int:
+def how_many(url: str, statement: str) -> int:
     with psycopg.connect(url) as connection:
         return int(connection.execute(statement.encode()).fetchall()[0][0])
