@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import threading
 import time
 from pathlib import Path
 
 FOLDER = "BENCHMARK_COUNTERS"
-_ENTRY = struct.Struct("qq")  # how many, and the monotonic clock in nanoseconds at the start of the last one
+_SIZE = 16
+"""Two numbers, each written at once: how many, and the monotonic clock in nanoseconds at the start of the last one."""
 
 
 class Counter:
@@ -22,21 +22,23 @@ class Counter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._file: mmap.mmap | None = None
+        self._entry: memoryview | None = None
 
     def handled(self, jobs: int = 1) -> None:
         now = time.monotonic_ns()
         with self._lock:
-            if self._file is None:  # not before: the process that imports this may fork those that work
-                self._file = _open(Path(os.environ[FOLDER]) / str(os.getpid()))
+            if self._entry is None:  # not before: the process that imports this may fork those that work
+                self._entry = _open(Path(os.environ[FOLDER]) / str(os.getpid()))
             self._count += jobs
-            _ENTRY.pack_into(self._file, 0, self._count, now)
+            self._entry[1] = now
+            self._entry[0] = self._count  # last: whoever reads the count may trust the time
 
 
-def _open(path: Path) -> mmap.mmap:
-    path.write_bytes(bytes(_ENTRY.size))
+def _open(path: Path) -> memoryview:
+    if not path.exists():
+        path.write_bytes(bytes(_SIZE))
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), _ENTRY.size)
+        return memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
 
 
 class Tally:
@@ -44,7 +46,7 @@ class Tally:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, mmap.mmap] = {}
+        self._files: dict[str, memoryview] = {}
 
     def total(self) -> int:
         return sum(count for count, _ in self._entries())
@@ -58,7 +60,6 @@ class Tally:
 
     def _entries(self) -> list[tuple[int, int]]:
         for entry in os.scandir(self.folder):
-            if entry.name not in self._files and entry.stat().st_size == _ENTRY.size:
-                with open(entry.path, "r+b") as file:
-                    self._files[entry.name] = mmap.mmap(file.fileno(), _ENTRY.size)
-        return [_ENTRY.unpack_from(file) for file in self._files.values()]
+            if entry.name not in self._files and entry.stat().st_size == _SIZE:
+                self._files[entry.name] = _open(Path(entry.path))
+        return [(file[0], file[1]) for file in self._files.values()]

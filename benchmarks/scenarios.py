@@ -54,7 +54,7 @@ def send_single(bench: Bench) -> None:
 
 
 def work_io(bench: Bench) -> None:
-    counts = {OURS: 60_000, RAW: 60_000, PGQUEUER: 40_000, DRAMATIQ: 15_000}
+    counts = {OURS: 60_000, RAW: 60_000, PGQUEUER: 60_000, DRAMATIQ: 20_000}
     compare_work(bench, counts)
     for key, peer in (("raw", RAW), ("pgqueuer", PGQUEUER), ("dramatiq", DRAMATIQ)):
         if available(bench, peer, f"work_io_vs_{key}"):
@@ -139,7 +139,7 @@ def held_snapshot(bench: Bench) -> None:
     for name in bench.interleaved(["no snapshot", "held snapshot"]):
         with bench.database(OURS) as url:
             OURS.call("fill", url, bench.count(50_000))
-            bench.postgres.checkpoint()
+            bench.postgres.settle(url)
             with snapshot(url) if name == "held snapshot" else nullcontext():
                 bench.record(name, OURS.drain(url, bench.count(5_000)))
     bench.ratio("held_snapshot_vs_none", bench.median("held snapshot"), bench.median("no snapshot"))
@@ -151,6 +151,7 @@ def memory(bench: Bench) -> None:
     for _ in range(bench.repetitions):
         with bench.database(system) as url:
             system.call("fill", url, late)
+            bench.postgres.settle(url)
             with system.working(url) as tally:
                 for name, handled in (("after 20,000", early), ("after 200,000", late)):
                     wait_for(tally, handled)
@@ -160,14 +161,8 @@ def memory(bench: Bench) -> None:
 
 def peers(bench: Bench) -> None:
     """Every system there is, with as many jobs as it works off in some seconds."""
-    counts = {
-        OURS: 60_000,
-        PGQUEUER: 40_000,
-        DRAMATIQ: 15_000,
-        CELERY: 5_000,
-        PROCRASTINATE: 3_000,
-        DJANGO_TASKS: 1_500,
-    }
+    counts = {OURS: 60_000, PGQUEUER: 60_000, DRAMATIQ: 20_000, CELERY: 5_000}
+    counts |= {PROCRASTINATE: 5_000, RELIABLE_CMD: 5_000, DJANGO_TASKS: 3_000}
     systems = {system.name: system for system in counts if available(bench, system, f"peers: {system.name}")}
     for name in bench.interleaved(list(systems)):
         system = systems[name]
@@ -175,6 +170,8 @@ def peers(bench: Bench) -> None:
         with place(bench, system) as url:
             bench.record(f"{name}, send one by one", system.send("send_single", url, bench.count(1_000)))
             bench.record(f"{name}, send many", system.send("fill", url, count))
+            if system not in ON_REDIS:
+                bench.postgres.settle(url)
             bench.record(f"{name}, work", system.drain(url, count // 10))
         with place(bench, system) as url, system.working(url) as tally:
             seconds = system.call("latency", url, bench.count(50), counters=tally.folder)["seconds"]
@@ -240,7 +237,8 @@ def drain(bench: Bench, system: System, count: int) -> float:
 
 def fill_and_drain(bench: Bench, system: System, url: str, count: int) -> float:
     system.call("fill", url, bench.count(count))
-    bench.postgres.checkpoint()
+    if system not in ON_REDIS:
+        bench.postgres.settle(url)
     return system.drain(url, bench.count(count) // 10)
 
 

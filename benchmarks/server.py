@@ -67,6 +67,12 @@ class Postgres:
             [row] = connection.execute("SHOW server_version").fetchall()
         return str(row[0])
 
+    def settle(self, url: str) -> None:
+        """After a database was filled: what autovacuum and the checkpointer would do in the next minutes."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")
+        self.checkpoint()
+
     def checkpoint(self) -> None:
         """So that every measurement starts with nothing to be written by others."""
         self._execute("CHECKPOINT")

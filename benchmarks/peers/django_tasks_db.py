@@ -11,7 +11,6 @@ from django.core.management import call_command
 from django.db import transaction
 
 from benchmarks.peers.job import chunks, payload
-from benchmarks.peers.postgres import analyze
 from benchmarks.peers.processes import in_processes
 from benchmarks.side import Side, main
 
@@ -60,7 +59,6 @@ class DjangoTasksDb(Side):
         return send
 
     def work(self) -> None:
-        analyze(self.url)
 
         def run() -> None:
             call_command("db_worker", interval=INTERVAL, startup_delay=False, verbosity=0)

@@ -14,7 +14,7 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 from benchmarks.peers.job import chunks, counter, payload
-from benchmarks.peers.postgres import analyze, how_many
+from benchmarks.peers.postgres import how_many
 from benchmarks.peers.processes import in_processes
 from benchmarks.side import Side, main
 
@@ -69,7 +69,6 @@ class PgQueuer(Side):
         self._run(send())
 
     def work(self) -> None:
-        analyze(self.url)
         in_processes(PROCESSES, lambda: uvloop.run(pgqueuer.run(self._worker, batch_size=BATCH)))
 
     @asynccontextmanager

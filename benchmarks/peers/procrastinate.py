@@ -8,7 +8,7 @@ import procrastinate
 import uvloop
 
 from benchmarks.peers.job import chunks, counter, payload
-from benchmarks.peers.postgres import analyze, how_many
+from benchmarks.peers.postgres import how_many
 from benchmarks.peers.processes import in_processes
 from benchmarks.side import Side, main
 
@@ -50,7 +50,6 @@ class Procrastinate(Side):
         return send
 
     def work(self) -> None:
-        analyze(self.url)
         in_processes(PROCESSES, lambda: uvloop.run(self._work()))
 
     async def _work(self) -> None:

@@ -17,7 +17,7 @@ from pgmq.install import get_embedded_install_sql
 from psycopg_pool import ConnectionPool
 
 from benchmarks.peers.job import counter, payload
-from benchmarks.peers.postgres import analyze, how_many
+from benchmarks.peers.postgres import how_many
 from benchmarks.peers.processes import in_processes
 from benchmarks.side import Side, main
 
@@ -74,7 +74,6 @@ class ReliableCmd(Side):
         return send
 
     def work(self) -> None:
-        analyze(self.url)
         in_processes(PROCESSES, self._work)
 
     def _work(self) -> None:
