@@ -48,17 +48,21 @@ def send_bulk(bench: Bench) -> None:
 
 
 def send_single(bench: Bench) -> None:
-    compare_sending(bench, "send_single", [OURS, PGQUEUER], 3_000)
-    if PGQUEUER.is_installed():
-        bench.ratio("send_single_vs_pgqueuer", bench.median(OURS.name), bench.median(PGQUEUER.name))
+    systems = {system.name: system for system in (OURS, PGQUEUER) if lack_of(system) is None}
+    for name in bench.interleaved(list(systems)):
+        with bench.database(systems[name]) as url:
+            bench.record(name, systems[name].send("send_single", url, bench.count(3_000)))
+    compare(bench, "send_single_vs_pgqueuer", OURS.name, PGQUEUER)
 
 
 def work_io(bench: Bench) -> None:
     counts = {OURS: 60_000, RAW: 60_000, PGQUEUER: 60_000, DRAMATIQ: 20_000}
-    compare_work(bench, counts)
+    systems = {system.name: system for system in counts if lack_of(system) is None}
+    for name in bench.interleaved(list(systems)):
+        with place(bench, systems[name]) as url:
+            bench.record(name, fill_and_drain(bench, systems[name], url, counts[systems[name]]))
     for key, peer in (("raw", RAW), ("pgqueuer", PGQUEUER), ("dramatiq", DRAMATIQ)):
-        if available(bench, peer, f"work_io_vs_{key}"):
-            bench.ratio(f"work_io_vs_{key}", bench.median(OURS.name), bench.median(peer.name))
+        compare(bench, f"work_io_vs_{key}", OURS.name, peer)
 
 
 def work_default(bench: Bench) -> None:
@@ -90,7 +94,7 @@ def work_bulk(bench: Bench) -> None:
 
 
 def latency(bench: Bench) -> None:
-    systems = {system.name: system for system in (OURS, PGQUEUER, PROCRASTINATE) if system.is_installed()}
+    systems = {system.name: system for system in (OURS, PGQUEUER, PROCRASTINATE) if lack_of(system) is None}
     for name in bench.interleaved(list(systems)):
         system = systems[name]
         with bench.database(system) as url, system.working(url) as tally:
@@ -98,8 +102,7 @@ def latency(bench: Bench) -> None:
             bench.record(f"{name} p50", 1000 * statistics.median(seconds), "ms")
             bench.record(f"{name} p99", 1000 * statistics.quantiles(seconds, n=100)[98], "ms")
     for key, peer in (("pgqueuer", PGQUEUER), ("procrastinate", PROCRASTINATE)):
-        if available(bench, peer, f"latency_p50_vs_{key}"):
-            bench.ratio(f"latency_p50_vs_{key}", bench.median(f"{OURS.name} p50"), bench.median(f"{peer.name} p50"))
+        compare(bench, f"latency_p50_vs_{key}", OURS.name, peer, " p50")
 
 
 def notify(bench: Bench) -> None:
@@ -163,7 +166,7 @@ def peers(bench: Bench) -> None:
     """Every system there is, with as many jobs as it works off in some seconds."""
     counts = {OURS: 60_000, PGQUEUER: 60_000, DRAMATIQ: 20_000, CELERY: 5_000}
     counts |= {PROCRASTINATE: 5_000, RELIABLE_CMD: 5_000, DJANGO_TASKS: 3_000}
-    systems = {system.name: system for system in counts if available(bench, system, f"peers: {system.name}")}
+    systems = {system.name: system for system in counts if lack_of(system) is None}
     for name in bench.interleaved(list(systems)):
         system = systems[name]
         count = bench.count(counts[system])
@@ -198,29 +201,22 @@ SCENARIOS: dict[str, Callable[[Bench], None]] = {
 BY_DEFAULT = [name for name in SCENARIOS if name != "peers"]
 
 
-def available(bench: Bench, system: System, key: str) -> bool:
+def lack_of(system: System) -> str | None:
+    """What is missing to run it."""
     if not system.is_installed():
-        bench.missing(key, f"{system.name} is not installed: make bench-peers installs it")
-        return False
+        return f"{system.name} is not installed: make bench installs it"
     if system in ON_REDIS and shutil.which("redis-server") is None:
-        bench.missing(key, "redis-server is not installed: apt-get install redis-server")
-        return False
-    return True
+        return "redis-server is not installed: apt-get install redis-server"
+    return None
 
 
-def compare_sending(bench: Bench, verb: str, systems: list[System], count: int) -> None:
-    by_name = {system.name: system for system in systems if available(bench, system, f"{verb}_vs_{system.name}")}
-    for name in bench.interleaved(list(by_name)):
-        with place(bench, by_name[name]) as url:
-            bench.record(name, by_name[name].send(verb, url, bench.count(count)))
-
-
-def compare_work(bench: Bench, counts: dict[System, int]) -> None:
-    by_name = {system.name: system for system in counts if available(bench, system, f"work_io_vs_{system.name}")}
-    for name in bench.interleaved(list(by_name)):
-        system = by_name[name]
-        with place(bench, system) as url:
-            bench.record(name, fill_and_drain(bench, system, url, counts[system]))
+def compare(bench: Bench, key: str, side: str, peer: System, what: str = "") -> None:
+    """The ratio to a peer, or why there is none."""
+    lack = lack_of(peer)
+    if lack is None:
+        bench.ratio(key, bench.median(side + what), bench.median(peer.name + what))
+    else:
+        bench.missing(key, lack)
 
 
 @contextmanager

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bench import Bench
 from benchmarks.report import comparisons, figures
+from benchmarks.scenarios import compare
+from benchmarks.server import Postgres
+from benchmarks.system import System
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -58,3 +62,10 @@ def test_the_tables_show_what_was_measured_and_nothing_else() -> None:
         "| work_io | raw PGMQ | 25,000/s |",
         "| work_io | commandbus | 17,860/s |",
     ]
+
+
+def test_a_peer_that_is_not_there_leaves_a_reason_and_no_ratio() -> None:
+    bench = Bench(Postgres())
+    compare(bench, "work_io_vs_nobody", "commandbus", System("Nobody", "nobody", Path("/nowhere/python")))
+    assert bench.results["ratios"] == {}
+    assert bench.results["missing"] == {"work_io_vs_nobody": "Nobody is not installed: make bench installs it"}
