@@ -10,7 +10,7 @@ import logging
 import re
 from importlib import resources
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from commandbus import conf
@@ -19,6 +19,8 @@ from commandbus.handlers import registry
 logger = logging.getLogger(__name__)
 
 TABLES = "public.command_bus_"
+OTHER_RESULT = "42P13"
+"""The SQLSTATE of a function that cannot be replaced, because it returns something else now."""
 
 
 def prepare(using: str) -> bool:
@@ -34,11 +36,9 @@ def prepare(using: str) -> bool:
 
 def install_functions(using: str, schema: str) -> bool:
     """Install `commandbus/sql` unless it is there already. Answers whether it was installed."""
-    sources = _sources()
     quoted = connections[using].ops.quote_name(schema)
-    script = "\n".join(sources.values())
-    if schema != "public":
-        script = script.replace(TABLES, f"{quoted}.command_bus_")
+    sources = [source.replace(TABLES, f"{quoted}.command_bus_") for source in _sources().values()]
+    script = "\n".join(sources)
     version = f"commandbus functions, one of each name {hashlib.sha256(script.encode()).hexdigest()}"
     if _installed_version(using) == version:
         return False
@@ -48,7 +48,8 @@ def install_functions(using: str, schema: str) -> bool:
         cursor.execute("SET LOCAL check_function_bodies = off")  # they call each other, in any order
         _drop_functions(cursor, _superfluous(cursor, script))
         before = {oid for oids in _functions(cursor).values() for oid in oids}
-        cursor.execute(script, None)
+        for source in sources:
+            _create(cursor, source)
         # A function with other parameters does not replace the one before: calls could mean either.
         _drop_functions(cursor, [oid for oid in _superfluous(cursor, script) if oid in before])
         cursor.execute("REVOKE ALL ON SCHEMA commandbus FROM PUBLIC")
@@ -66,9 +67,26 @@ def _functions(cursor: CursorWrapper) -> dict[str, list[int]]:
     return dict(cursor.fetchall())
 
 
+def _create(cursor: CursorWrapper, source: str) -> None:
+    try:
+        with transaction.atomic(using=cursor.db.alias):
+            cursor.execute(source, None)
+    except ProgrammingError as error:
+        if getattr(error.__cause__, "sqlstate", None) != OTHER_RESULT:
+            raise
+        names = _names(source)
+        logger.warning("functions.dropped names=%s: what was granted on them has to be granted again", ",".join(names))
+        _drop_functions(cursor, [oid for name, oids in _functions(cursor).items() if name in names for oid in oids])
+        cursor.execute(source, None)
+
+
+def _names(script: str) -> list[str]:
+    return re.findall(r"CREATE OR REPLACE FUNCTION commandbus\.(\w+)", script)
+
+
 def _superfluous(cursor: CursorWrapper, script: str) -> list[int]:
     """What the script does not have, or has only one of where there are several."""
-    wanted = set(re.findall(r"CREATE OR REPLACE FUNCTION commandbus\.(\w+)", script))
+    wanted = _names(script)
     return [oid for name, oids in _functions(cursor).items() if name not in wanted or len(oids) > 1 for oid in oids]
 
 

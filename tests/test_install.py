@@ -54,6 +54,16 @@ def test_a_function_that_has_changed_its_parameters_or_is_gone_leaves_nothing_be
     assert rows(f"{granted} AND pronamespace = 'commandbus'::regnamespace") == [(True,)]
 
 
+def test_a_function_that_returns_something_else_than_before_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION commandbus.wake")
+        cursor.execute("CREATE FUNCTION commandbus.wake(domain text) RETURNS int RETURN 1")
+        cursor.execute("COMMENT ON SCHEMA commandbus IS 'an older version'")
+    assert install_functions("default", "public")
+    assert rows("SELECT commandbus.wake('orders')") == [(False,)]
+    assert "wake" in caplog.text
+
+
 def test_every_function_pins_its_search_path_and_is_closed_to_the_public() -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE visitor")
