@@ -165,6 +165,12 @@ class Lease(NamedTuple):
     command_id: UUID
     msg_id: int
     read_ct: int
+    row_id: int | None = None
+    """Where the command is in the database, to find it again without a search."""
+
+    @property
+    def token(self) -> tuple[int, int]:
+        return self[1:3]
 
 
 class ReceivedCommand(NamedTuple):

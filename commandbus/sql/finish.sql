@@ -1,5 +1,7 @@
 -- Ends leased commands as COMPLETED, FAILED or CANCELED: status, audit, message, and one reply each.
 -- Answers the ids it ended. A command whose token is no longer valid is left alone and not in the answer.
+--
+-- `row_ids`, if they are known from `receive`, save looking them up.
 CREATE OR REPLACE FUNCTION commandbus.finish(
     domain text,
     command_ids uuid[],
@@ -7,7 +9,8 @@ CREATE OR REPLACE FUNCTION commandbus.finish(
     read_cts integer[],
     statuses text[],
     results jsonb[] DEFAULT NULL,
-    errors jsonb[] DEFAULT NULL
+    errors jsonb[] DEFAULT NULL,
+    row_ids bigint[] DEFAULT NULL
 )
 RETURNS SETOF uuid
 LANGUAGE plpgsql
@@ -34,28 +37,27 @@ BEGIN
             MESSAGE = format('a command cannot be ended as one of %s', finish.statuses),
             HINT = 'End it as COMPLETED, FAILED or CANCELED; to try it again, call commandbus.fail or commandbus.release';
     END IF;
-    _rows := commandbus.rows_of(finish.domain, finish.command_ids);
+    _rows := coalesce(finish.row_ids, commandbus.rows_of(finish.domain, finish.command_ids));
 
-    WITH held AS MATERIALIZED (
-        SELECT c.id, w.status, w.result, w.error
-        FROM unnest(_rows, finish.msg_ids, finish.read_cts, finish.statuses, finish.results, finish.errors)
-            AS w(id, msg_id, read_ct, status, result, error)
-        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
-        ORDER BY c.id
-        FOR UPDATE OF c
-    ), finished AS (
+    WITH finished AS (
         UPDATE public.command_bus_command c
-        SET status = h.status,
+        SET status = w.status,
             lease_read_ct = NULL,
             lease_expires_at = NULL,
-            last_error_type = coalesce(h.error ->> 'type', c.last_error_type),
-            last_error_code = coalesce(h.error ->> 'code', c.last_error_code),
-            last_error_msg = coalesce(h.error ->> 'message', c.last_error_msg),
-            answer = commandbus.answer_of(h.result, h.error),
+            last_error_type = coalesce(w.error ->> 'type', c.last_error_type),
+            last_error_code = coalesce(w.error ->> 'code', c.last_error_code),
+            last_error_msg = coalesce(w.error ->> 'message', c.last_error_msg),
+            answer = commandbus.answer_of(w.result, w.error),
             updated_at = _now
-        FROM held h
-        WHERE c.id = h.id
-        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, commandbus.reply_of(c) AS reply, h.error
+        FROM (
+            SELECT *
+            FROM unnest(_rows, finish.command_ids, finish.msg_ids, finish.read_cts, finish.statuses, finish.results,
+                        finish.errors) AS u(id, command_id, msg_id, read_ct, status, result, error)
+            ORDER BY u.id  -- everyone locks commands in this order
+        ) AS w
+        WHERE c.id = w.id AND c.domain = finish.domain AND c.command_id = w.command_id
+          AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, commandbus.reply_of(c) AS reply, w.error
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
         SELECT finish.domain, f.command_id, f.status, _now,

@@ -28,7 +28,8 @@ RETURNS TABLE (
     read_ct integer,
     attempt integer,
     max_attempts integer,
-    lease_expires_at timestamptz
+    lease_expires_at timestamptz,
+    row_id bigint
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -46,7 +47,6 @@ DECLARE
     _read_cts integer[];
     _messages jsonb[];
     _ids uuid[];
-    _rows bigint[];
     _leased integer;
 BEGIN
     PERFORM commandbus.require_read_committed();
@@ -67,19 +67,23 @@ BEGIN
     IF _domain.replies THEN
         PERFORM commandbus.adopt_replies(_domain, _ids, _msg_ids, _messages, _now);
     END IF;
-    _rows := commandbus.rows_of(receive.domain, _ids);
 
     RETURN QUERY
     WITH free AS MATERIALIZED (
-        SELECT c.id, m.read_ct, m.message
-        FROM unnest(_rows, _msg_ids, _read_cts, _messages) AS m(id, msg_id, read_ct, message)
-        JOIN public.command_bus_command c
-            ON c.id = m.id AND c.msg_id = m.msg_id
-           AND c.status IN ('PENDING', 'IN_PROGRESS')
-           AND NOT c.suspect
-           AND (c.lease_read_ct IS NULL OR commandbus.judge_lease(c.node_id, c.lease_expires_at, receive.node_id) = 'AGAIN')
-        ORDER BY c.id
-        FOR UPDATE OF c SKIP LOCKED
+        SELECT k.id, m.read_ct, m.message
+        FROM unnest(_ids, _msg_ids, _read_cts, _messages) AS m(command_id, msg_id, read_ct, message)
+        CROSS JOIN LATERAL (
+            SELECT c.id FROM public.command_bus_command c
+            WHERE c.domain = receive.domain AND c.command_id BETWEEN m.command_id AND m.command_id  -- as in rows_of
+              AND c.msg_id = m.msg_id
+              AND c.status IN ('PENDING', 'IN_PROGRESS')
+              AND NOT c.suspect
+              AND (c.lease_read_ct IS NULL
+                   OR commandbus.judge_lease(c.node_id, c.lease_expires_at, receive.node_id) = 'AGAIN')
+            ORDER BY c.command_id
+            LIMIT 1
+            FOR UPDATE SKIP LOCKED
+        ) AS k
     ), leased AS (
         UPDATE public.command_bus_command c
         SET attempts = c.attempts + CASE WHEN c.lease_read_ct IS NULL THEN 1 ELSE 0 END,
@@ -99,7 +103,7 @@ BEGIN
     )
     SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
            CASE WHEN _domain.replies THEN l.message ELSE l.message -> 'data' END,
-           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at
+           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id
     FROM leased l
     ORDER BY l.msg_id;
 
@@ -118,6 +122,9 @@ $function$;
 -- ready below the floor is found by the next read without one.
 --
 -- Messages with a value of `leave` under `leave_by` are passed over and stay as they are.
+--
+-- The name of the table is not known before, so the statement is prepared by hand, once for a session: to plan it takes
+-- as long as to run it.
 CREATE OR REPLACE FUNCTION commandbus.read_ready(
     queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[], leave_by text
 )
@@ -132,7 +139,12 @@ SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan
 AS $function$
 DECLARE
+    _leaves boolean := cardinality(read_ready.leave) > 0;
+    _statement text := format(
+        'commandbus %s%s %s',  -- at most 63 bytes
+        CASE WHEN _leaves THEN 'l' END, CASE WHEN read_ready.floor IS NOT NULL THEN 'f' END, read_ready.queue);
     _query text := $query$
+        PREPARE %4$I (timestamptz, integer, timestamptz, bigint, text[], text) AS
         WITH ready AS MATERIALIZED (
             SELECT r.msg_id FROM pgmq.%1$I r WHERE r.vt <= $1 %2$s %3$s LIMIT $2 FOR UPDATE SKIP LOCKED
         )
@@ -143,12 +155,17 @@ DECLARE
         RETURNING q.msg_id, q.read_ct, q.message
     $query$;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_prepared_statements AS p WHERE p.name = _statement) THEN
+        EXECUTE format(
+            _query,
+            'q_' || read_ready.queue,
+            CASE WHEN _leaves THEN $$AND coalesce(r.message ->> $6, '') <> ALL ($5)$$ END,
+            CASE WHEN read_ready.floor IS NULL THEN 'ORDER BY r.vt' ELSE 'AND r.msg_id >= $4 ORDER BY r.msg_id' END,
+            _statement);
+    END IF;
     RETURN QUERY EXECUTE format(
-        _query,
-        'q_' || read_ready.queue,
-        CASE WHEN cardinality(read_ready.leave) > 0 THEN $$AND coalesce(r.message ->> $6, '') <> ALL ($5)$$ END,
-        CASE WHEN read_ready.floor IS NULL THEN 'ORDER BY r.vt' ELSE 'AND r.msg_id >= $4 ORDER BY r.msg_id' END)
-    USING read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave, read_ready.leave_by;
+        'EXECUTE %I (%L, %L, %L, %L, %L, %L)',
+        _statement, read_ready.now, read_ready.qty, read_ready.until, read_ready.floor, read_ready.leave, read_ready.leave_by);
 END;
 $function$;
 

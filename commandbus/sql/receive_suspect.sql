@@ -12,7 +12,8 @@ RETURNS TABLE (
     read_ct integer,
     attempt integer,
     max_attempts integer,
-    lease_expires_at timestamptz
+    lease_expires_at timestamptz,
+    row_id bigint
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -87,7 +88,7 @@ BEGIN
     )
     SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
            CASE WHEN _domain.replies THEN _message ELSE _message -> 'data' END,
-           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at
+           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id
     FROM leased l;
 END;
 $function$;
