@@ -16,6 +16,7 @@ DATABASES = {
         "NAME": _server["dbname"],
         "USER": _server["user"],
         "HOST": _server["host"],
+        "OPTIONS": {"prepare_threshold": 5},  # as docs/performance.md recommends
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
