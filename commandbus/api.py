@@ -26,7 +26,7 @@ from commandbus.handlers import registry
 from commandbus.messages import Data, NewCommand, Status, storable
 from commandbus.models import Audit, Command, Domain
 from commandbus.pgmq.client import PgmqClient
-from commandbus.pgmq.notify import notify_sent
+from commandbus.pgmq.notify import notify_sent, wakes_itself
 
 CHUNK = 1000
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
@@ -170,8 +170,11 @@ def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
     """
     using = conf.current().database_of(domain)
     limits = {command_type: _max_attempts(domain, command_type) for command_type in {c.command_type for c in commands}}
-    outcomes = transitions.PostgresTransitions(using).send(domain, commands, [limits[c.command_type] for c in commands])
-    if "SENT" in outcomes.values():
+    wake = wakes_itself(using)
+    outcomes = transitions.PostgresTransitions(using).send(
+        domain, commands, [limits[c.command_type] for c in commands], wake=wake
+    )
+    if "SENT" in outcomes.values() and not wake:
         notify_sent(domain, using)
     return outcomes
 

@@ -41,7 +41,7 @@ from commandbus.typed import data_json
 
 
 class Transitions(Protocol):
-    def send(self, domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
+    def send(self, domain: str, commands: Sequence[NewCommand], *, wake: bool = False) -> dict[UUID, str]:
         """SENT, DUPLICATE, CONFLICT or TOO_LARGE per id. After one of the last two nothing of the call was written."""
 
     def receive(self, domain: str, *, qty: int, vt: int, node_id: UUID | None = None) -> list[ReceivedCommand]:
@@ -103,12 +103,18 @@ class PostgresTransitions:
     using: str
 
     def send(
-        self, domain: str, commands: Sequence[NewCommand], max_attempts: Sequence[int | None] | None = None
+        self,
+        domain: str,
+        commands: Sequence[NewCommand],
+        max_attempts: Sequence[int | None] | None = None,
+        *,
+        wake: bool = False,
     ) -> dict[UUID, str]:
+        """`wake`: an idle worker, with the commit. For calls that are a transaction of their own."""
         others = self._call(
             "SELECT command_id, outcome FROM commandbus.send("
-            "%s, %b::uuid[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::uuid[], %b::float8[], %b::int[])"
-            " WHERE outcome <> 'SENT'",
+            "%s, %b::uuid[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::uuid[], %b::float8[], %b::int[],"
+            " %s) WHERE outcome <> 'SENT'",
             [
                 domain,
                 [command.command_id for command in commands],
@@ -118,6 +124,7 @@ class PostgresTransitions:
                 _optional([command.correlation_id for command in commands]),
                 _optional([command.delay for command in commands]),
                 _optional(max_attempts or []),
+                wake,
             ],
         )
         if any(outcome != "DUPLICATE" for _, outcome in others):
@@ -134,13 +141,15 @@ class PostgresTransitions:
         floor: int | None = None,
         leave: Sequence[str] = (),
     ) -> list[ReceivedCommand]:
-        """With `floor`, only messages from that id on are looked at: quick where taken ones are still in the way.
+        """In the order of their messages.
+
+        With `floor`, only messages from that id on are looked at: quick where taken ones are still in the way.
 
         Commands of the types in `leave` stay for others.
         """
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data::text, msg_id, read_ct,"
-            " attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s, %s::text[])",
+            " row_id, attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s, %s::text[])",
             [domain, qty, vt, node_id, floor, list(leave)],
         )
         return [_received(domain, row) for row in rows]
@@ -149,7 +158,7 @@ class PostgresTransitions:
         """Lease one command that may have killed a process. For a process that runs nothing else at the time."""
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data::text, msg_id, read_ct,"
-            " attempt, max_attempts, lease_expires_at FROM commandbus.receive_suspect(%s, %s, %s)",
+            " row_id, attempt, max_attempts, lease_expires_at FROM commandbus.receive_suspect(%s, %s, %s)",
             [domain, vt, node_id],
         )
         return [_received(domain, row) for row in rows]
@@ -157,13 +166,14 @@ class PostgresTransitions:
     def finish(self, domain: str, finishes: Sequence[Finish]) -> set[UUID]:
         rows = self._call(
             "SELECT commandbus.finish(%s, %b::uuid[], %b::bigint[], %b::int[],"
-            " %b::text[], %b::text[]::jsonb[], %b::text[]::jsonb[])",
+            " %b::text[], %b::text[]::jsonb[], %b::text[]::jsonb[], %b::bigint[])",
             [
                 domain,
                 *_tokens([finish.lease for finish in finishes]),
                 [finish.status.value for finish in finishes],
                 _optional([None if f.result is None else json_object(f.result, "the result") for f in finishes]),
                 _optional([None if f.error is None else f.error.as_json() for f in finishes]),
+                _all_or_none([finish.lease.row_id for finish in finishes]),
             ],
         )
         return {row[0] for row in rows}
@@ -391,6 +401,10 @@ def _optional(values: Sequence[Any]) -> list[Any] | None:
     return list(values) if any(value is not None for value in values) else None
 
 
+def _all_or_none(values: list[Any]) -> list[Any] | None:
+    return None if None in values else values
+
+
 def _parsed(data: str | None) -> Any:
     """The data of a message, or None if Python cannot hold what PostgreSQL can: it must not stop its neighbours."""
     try:
@@ -400,7 +414,7 @@ def _parsed(data: str | None) -> Any:
 
 
 def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
-    command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, attempt, limit, until = row
+    command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, row_id, *more = row
     return ReceivedCommand(
         Command(
             command_id=command_id,
@@ -411,8 +425,6 @@ def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
             created_at=created_at,
             data=_parsed(data),
         ),
-        Lease(command_id, msg_id, read_ct),
-        attempt,
-        limit,
-        until,
+        Lease(command_id, msg_id, read_ct, row_id),
+        *more,
     )

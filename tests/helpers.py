@@ -20,6 +20,7 @@ from commandbus import conf, get_command, send_command
 from commandbus.handlers import Handler, HandlerRegistry, registry
 from commandbus.models import Command
 from commandbus.pgmq import PgmqClient
+from commandbus.worker.alarm import Alarm
 from commandbus.worker.options import WorkerOptions
 from commandbus.worker.worker import Worker
 
@@ -33,6 +34,35 @@ WAITING_SESSIONS = """
         SELECT pid FROM pg_locks WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 """
 """In this database: other tests may run beside this one, in other databases of the server."""
+
+
+@contextmanager
+def listening(using: str, channels: list[str]) -> Iterator[threading.Event]:
+    """An event that is set by every notification on one of the channels. Its thread is gone afterwards."""
+    ready, heard, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def listen() -> None:
+        alarm = Alarm({using: channels})
+        try:
+            while not ended.is_set():
+                alarm.listen()
+                ready.set()
+                if alarm.wait(0.05):
+                    alarm.clear()
+                    heard.set()
+        finally:
+            alarm.close()
+            connections.close_all()
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    wait_until(ready.is_set)
+    try:
+        yield heard
+    finally:
+        ended.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition") -> None:

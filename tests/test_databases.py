@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,10 +38,10 @@ from commandbus import (
 from commandbus.messages import ErrorInfo, Failure, Finish
 from commandbus.models import Command, CommandType, Domain, Node, Tombstone
 from commandbus.pgmq import PgmqClient, notify
-from commandbus.pgmq.notify import Listener, set_idle
+from commandbus.pgmq.notify import channel, channel_of_node, set_idle
 from commandbus.testing.time import purge
 from commandbus.transitions import PostgresTransitions
-from tests.helpers import BOTH, environment, keep, reload, replies, status, wait_until
+from tests.helpers import BOTH, environment, keep, listening, reload, replies, status, wait_until
 from tests.settings import TEST_SERVER
 from tests.shell.helpers import run
 from tests.shop.models import Order
@@ -392,20 +391,12 @@ def test_the_queues_of_both_are_empty_after_a_test_that_commits(commandbus_queue
 @both_committing
 def test_a_send_to_the_second_notifies_those_who_listen_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "_nobody_idle_until", {})
-    heard = {using: threading.Event() for using in BOTH}
-    listeners = [Listener(["archive"], using, heard[using]) for using in BOTH]
-    for listener in listeners:
-        listener.start()
-    try:
+    nodes = {using: uuid4() for using in BOTH}
+    channels = {using: [channel("archive"), channel_of_node(nodes[using])] for using in BOTH}
+    with listening("default", channels["default"]) as first, listening("second", channels["second"]) as second:
         for using in BOTH:
-            wait_until(heard[using].is_set)  # it says so when it listens
-            heard[using].clear()
-            set_idle(["archive"], uuid4(), using)
+            set_idle(["archive"], nodes[using], using)
         keep()
-        wait_until(heard["second"].is_set)
-        assert not heard["default"].is_set()
+        wait_until(second.is_set)
+        assert not first.is_set()
         assert rows("second", "SELECT * FROM command_bus_idle_worker") == []
-    finally:
-        for listener in listeners:
-            listener.stop()
-            listener.join()

@@ -8,6 +8,9 @@
 -- The messages go out before the rows, so that each row is written once, with its message's id. A message whose row
 -- then loses a race against a twin is taken back before anyone could see it. So are the message and the row of a command
 -- that was pruned: its tombstone can be trusted only after the insert, which may have waited for the prune.
+--
+-- `wake`: an idle worker shall be woken by the commit. For calls that are a transaction of their own: nobody else can
+-- wake that worker until then. Others call commandbus.wake after their commit.
 CREATE OR REPLACE FUNCTION commandbus.send(
     domain text,
     command_ids uuid[],
@@ -16,7 +19,8 @@ CREATE OR REPLACE FUNCTION commandbus.send(
     reply_to text[] DEFAULT NULL,
     correlation_ids uuid[] DEFAULT NULL,
     delays double precision[] DEFAULT NULL,
-    max_attempts integer[] DEFAULT NULL
+    max_attempts integer[] DEFAULT NULL,
+    wake boolean DEFAULT false
 )
 RETURNS TABLE (command_id uuid, outcome text)
 LANGUAGE plpgsql
@@ -301,6 +305,9 @@ BEGIN
         END IF;
     END IF;
 
+    IF send.wake AND cardinality(_sent) > 0 THEN
+        PERFORM commandbus.wake(send.domain);
+    END IF;
     RETURN QUERY SELECT i, 'SENT' FROM unnest(_sent) AS i;
     IF NOT _all_new OR cardinality(_sent) < cardinality(_ids) THEN
         RETURN QUERY SELECT i, 'DUPLICATE' FROM unnest(send.command_ids) AS i EXCEPT SELECT i, 'DUPLICATE' FROM unnest(_sent) AS i;

@@ -73,7 +73,12 @@ class InMemoryBus:
         self.clock.advance(seconds)
 
     def send(
-        self, domain: str, commands: Sequence[NewCommand], max_attempts: Sequence[int | None] | None = None
+        self,
+        domain: str,
+        commands: Sequence[NewCommand],
+        max_attempts: Sequence[int | None] | None = None,
+        *,
+        wake: bool = False,
     ) -> dict[UUID, str]:
         self._require(domain)
         limits = list(max_attempts or [None] * len(commands))

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 
 from commandbus import nodes
-from commandbus.handlers import Handler, HandlerRegistry
+from commandbus.handlers import HandlerRegistry
 from commandbus.messages import ReceivedCommand
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.keeper import Keeper
@@ -171,10 +171,11 @@ class Fetcher:
     def _group(self, domain: str, received: list[ReceivedCommand]) -> list[Work]:
         """One piece of work per command; for bulk handlers one per batch."""
         works = []
-        same: dict[tuple[str, Handler | None], list[ReceivedCommand]] = defaultdict(list)
-        for one in sorted(received, key=lambda r: r.lease.msg_id):
-            same[(one.command.command_type, self.handlers.of(one.command))].append(one)
-        for (_, handler), commands in same.items():
+        same: dict[str, list[ReceivedCommand]] = defaultdict(list)
+        for one in received:
+            same[one.command.command_type].append(one)
+        for commands in same.values():
+            handler = self.handlers.of(commands[0].command)
             if handler is None:
                 self._missed.add(domain)
             size = handler.batch_size if handler and handler.batch_size else 1

@@ -13,68 +13,74 @@ CONFIRMED_SECONDS = 3.0
 """How long we believe that a lease is ours although it has run out: no other can take it while it is locked."""
 
 
+Token = tuple[int, int]
+
+
 class Leases:
     def __init__(self, vt: float) -> None:
         self.vt = vt
         self._lock = threading.Lock()
-        self._until: dict[tuple[str, Lease], float] = {}  # on our own clock, and never later than on the database's
-        self._confirmed: dict[tuple[str, Lease], float] = {}
+        # Both by domain and token; until when on our own clock, and never later than on the database's.
+        self._held: dict[str, dict[Token, tuple[Lease, float]]] = defaultdict(dict)
+        self._confirmed: dict[str, dict[Token, float]] = defaultdict(dict)
 
     def add(self, domain: str, received: Iterable[ReceivedCommand], asked_at: float) -> None:
         """`asked_at`: when the call that leased them was made."""
+        until = asked_at + self.vt
         with self._lock:
+            held = self._held[domain]
             for one in received:
-                self._until[(domain, one.lease)] = asked_at + self.vt
+                held[one.lease.token] = (one.lease, until)
 
     def drop(self, domain: str, leases: Iterable[Lease]) -> None:
         with self._lock:
+            held, confirmed = self._held[domain], self._confirmed[domain]
             for lease in leases:
-                self._until.pop((domain, lease), None)
-                self._confirmed.pop((domain, lease), None)
+                held.pop(lease.token, None)
+                if confirmed:
+                    confirmed.pop(lease.token, None)
 
     def confirmed(self, domain: str, leases: Iterable[Lease], at: float) -> None:
         """They were ours then, but could not be extended, because somebody has locked the command."""
         with self._lock:
-            for lease in leases:
-                if (domain, lease) in self._until:
-                    self._confirmed[(domain, lease)] = at
+            held = self._held[domain]
+            self._confirmed[domain] |= {lease.token: at for lease in leases if lease.token in held}
 
     def extended(self, domain: str, leases: Iterable[Lease], until: float) -> None:
         with self._lock:
-            for lease in leases:
-                if (domain, lease) in self._until:
-                    self._until[(domain, lease)] = until
+            held = self._held[domain]
+            held |= {lease.token: (lease, until) for lease in leases if lease.token in held}
 
-    def is_sure(self, domain: str, lease: Lease) -> bool:
-        """Whether it surely has some time left, so that a handler may be started."""
+    def are_sure(self, domain: str, leases: Iterable[Lease]) -> bool:
+        """Whether each surely has some time left, so that a handler may be started."""
+        soon = time.monotonic() + self.vt / 4
         with self._lock:
-            return time.monotonic() < self._until.get((domain, lease), 0) - self.vt / 4
+            held = self._held[domain]
+            return all(lease.token in held and held[lease.token][1] > soon for lease in leases)
 
     def due(self, domains: Iterable[str]) -> dict[str, list[Lease]]:
         """Those of which a third has passed: time to extend them."""
-        mine = set(domains)
         soon = time.monotonic() + 2 * self.vt / 3
-        due: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
-            for (domain, lease), until in self._until.items():
-                if domain in mine and until < soon:
-                    due[domain].append(lease)
-        return due
+            due = {
+                domain: [lease for lease, until in self._held[domain].values() if until < soon] for domain in domains
+            }
+        return {domain: leases for domain, leases in due.items() if leases}
 
     def have_run_out(self, domain: str) -> bool:
         """Whether one has ended before it was extended: this process stood still, or the database was away."""
         now = time.monotonic()
         with self._lock:
+            confirmed = self._confirmed[domain]
             return any(
-                until < now and self._confirmed.get(lease, 0) < now - CONFIRMED_SECONDS
-                for lease, until in self._until.items()
-                if lease[0] == domain
+                until < now and confirmed.get(token, 0) < now - CONFIRMED_SECONDS
+                for token, (_, until) in self._held[domain].items()
             )
 
     def of(self, domain: str) -> list[Lease]:
         with self._lock:
-            return [lease for where, lease in self._until if where == domain]
+            return [lease for lease, _ in self._held[domain].values()]
 
     def is_empty(self) -> bool:
         with self._lock:
-            return not self._until
+            return not any(self._held.values())

@@ -1,10 +1,11 @@
-"""A worker process: one fetcher, a pool of executors, and for each database a finisher, a keeper and a listener."""
+"""A worker process: one fetcher, a pool of executors, and for each database a finisher and a keeper."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from uuid import UUID, uuid4
@@ -15,8 +16,9 @@ from django.db.backends.signals import connection_created
 
 from commandbus import conf, nodes
 from commandbus.handlers import HandlerRegistry, registry
-from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, Listener, clear_idle, set_idle
+from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, channel, channel_of_node, clear_idle, set_idle
 from commandbus.transitions import PostgresTransitions
+from commandbus.worker.alarm import Alarm
 from commandbus.worker.backlog import Backlog
 from commandbus.worker.board import Board
 from commandbus.worker.domains import databases_of, require_domains, require_pool
@@ -28,6 +30,7 @@ from commandbus.worker.leases import Leases
 from commandbus.worker.log import log, logger
 from commandbus.worker.memory import megabytes
 from commandbus.worker.options import Ending, Suspects, WorkerOptions
+from commandbus.worker.pace import Pace
 from commandbus.worker.seat import Seat
 from commandbus.worker.together import run_together
 from commandbus.worker.turn import Session, Turn, WrittenOffError
@@ -58,8 +61,9 @@ class Worker:
         self._board = board or Board.private(options.concurrency)
         self._numbers = {domain: number for number, domain in enumerate(self.databases)}
         self._stopping = threading.Event()
-        self._changed = threading.Event()
         self._listening = options.use_notify and conf.current().notify != "off"
+        self._changed = Alarm(self._channels() if self._listening else {})
+        self._pace = Pace()
         self._lost: dict[UUID, int] = {}
         batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
         self._backlog = Backlog(options.concurrency, max(batches, default=1))
@@ -75,8 +79,7 @@ class Worker:
 
     def run(self) -> Ending:
         self._prepare()
-        listeners = self._listeners()
-        for thread in [*self._finishers.values(), *self._keepers.values(), *listeners]:
+        for thread in [*self._finishers.values(), *self._keepers.values()]:
             thread.start()
         for seat in self._seats:
             self._occupy(seat)
@@ -90,6 +93,8 @@ class Worker:
         )
         try:
             while not self._stopping.is_set():
+                if too_soon := self._pace.too_soon():
+                    self._stopping.wait(too_soon)
                 was_idle = self._is_idle()
                 found = self.fetch_once()
                 if found == 0:
@@ -99,7 +104,7 @@ class Worker:
                     self._sleep(min(self.options.poll_interval, RETRY_SECONDS))
         finally:
             self._stopping.set()
-            self._shut_down(listeners)
+            self._shut_down()
         return self.ending
 
     def stop(self, ending: Ending = Ending.STOPPED) -> None:
@@ -116,13 +121,19 @@ class Worker:
 
     def fetch_once(self) -> int | None:
         """Fetch what the executors have room for and answer how much it was; None if we could not look."""
+        woken = self._changed.was_notified
+        self._changed.clear()  # before we look, so that what comes meanwhile is not missed
         room = self._room()
         if room <= 0 or self._stopping.is_set():
             return None
         works = self._fetcher.fetch(room)
         for work in works or ():
             self._backlog.put(work)
-        return None if works is None else sum(len(work.received) for work in works)
+        if works is None:
+            return None
+        found = sum(len(work.received) for work in works)
+        self._pace.looked(found, room, woken=woken)
+        return found
 
     def _room(self) -> int:
         room = self._backlog.room()
@@ -148,11 +159,12 @@ class Worker:
         self._sleep(self.options.poll_interval)
 
     def _sleep(self, seconds: float) -> None:
-        self._changed.wait(seconds)
-        self._changed.clear()
+        if not self._stopping.is_set():  # (whoever stops us sets it before the event that a look clears)
+            self._changed.wait(seconds)
 
     def _announce_idle(self) -> bool:
         """Answers whether there was something to do after all."""
+        self._changed.listen()
         for using in self._aliases():
             try:
                 set_idle(self._domains_on(using), self.node_id, using)
@@ -162,7 +174,6 @@ class Worker:
             return True
         # A sender may have looked for idle workers just before, and remembers that there were none.
         if self._changed.wait(1.2 * NOBODY_IDLE_SECONDS):
-            self._changed.clear()
             return True
         return bool(self.fetch_once())
 
@@ -265,7 +276,7 @@ class Worker:
     def _is_ready(self, work: Work) -> bool:
         """Whether the handler can be started: its leases are sure, and the database is there."""
         using = self.databases[work.domain]
-        while all(self._leases.is_sure(work.domain, lease) for lease in work.leases):
+        while self._leases.are_sure(work.domain, work.leases):
             drop_dead_connection(using)
             if work.handler is None or not work.handler.transactional:
                 return True
@@ -383,17 +394,17 @@ class Worker:
     def _domains_on(self, using: str) -> list[str]:
         return [domain for domain in self.databases if self.databases[domain] == using]
 
-    def _listeners(self) -> list[Listener]:
-        if not self._listening:
-            return []
-        return [Listener(self._domains_on(using), using, self._changed) for using in self._aliases()]
+    def _channels(self) -> dict[str, list[str]]:
+        """Those to listen on, by the database of the connection that can."""
+        channels: dict[str, list[str]] = defaultdict(list)
+        for using in self._aliases():
+            names = [*map(channel, self._domains_on(using)), channel_of_node(self.node_id)]
+            channels[conf.current().listen_database_of(using)] += names
+        return channels
 
-    def _shut_down(self, listeners: list[Listener]) -> None:
+    def _shut_down(self) -> None:
         for work in self._backlog.close():
             self._give_back(work)
-        for listener in listeners:
-            listener.stop()
-            listener.join()
         self._fetcher.recover()
         while self._is_executing():
             for seat in self._seats:
@@ -406,6 +417,7 @@ class Worker:
         for using in self._aliases():
             self._try(using, partial(clear_idle, self.node_id, using))
             self._try(using, partial(nodes.stopped, using, self.node_id))
+        self._changed.close()
         log(logging.INFO, "worker.stopped", node=self.options.name, commands=self._fetcher.fetched)
         if threading.current_thread() is not threading.main_thread():
             connections.close_all()

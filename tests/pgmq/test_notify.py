@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,8 +13,10 @@ from django.test import override_settings
 from commandbus import send_command
 from commandbus.models import Command
 from commandbus.pgmq import notify
-from commandbus.pgmq.notify import Listener, clear_idle, set_idle, wake
-from tests.helpers import running_worker, send, status, wait_until
+from commandbus.pgmq.notify import channel, channel_of_node, clear_idle, set_idle, wake
+from tests.helpers import listening, running_worker, send, status, wait_until
+
+NODE = uuid4()
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,15 +28,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heard() -> Iterator[threading.Event]:
-    event = threading.Event()
-    listener = Listener(["orders"], "default", event)
-    listener.start()
-    wait_until(event.is_set)  # it says so when it listens
-    event.clear()
-    yield event
-    listener.stop()
-    listener.join(10)
-    assert not listener.is_alive()
+    with listening("default", [channel("orders"), channel_of_node(NODE)]) as event:
+        yield event
 
 
 def idle_workers() -> int:
@@ -43,7 +39,7 @@ def idle_workers() -> int:
 
 
 def test_a_send_wakes_an_idle_worker_after_the_commit(heard: threading.Event) -> None:
-    set_idle(["orders"], uuid4(), "default")
+    set_idle(["orders"], NODE, "default")
     with transaction.atomic():
         send()
         assert idle_workers() == 1
@@ -51,10 +47,21 @@ def test_a_send_wakes_an_idle_worker_after_the_commit(heard: threading.Event) ->
     assert idle_workers() == 0
 
 
+def test_a_send_that_commits_by_itself_wakes_it_in_the_same_round_trip(
+    heard: threading.Event, django_assert_num_queries: Any
+) -> None:
+    set_idle(["orders"], NODE, "default")
+    command_id = uuid4()
+    with django_assert_num_queries(1):
+        send_command("orders", "SendMail", command_id, {})
+    wait_until(heard.is_set)
+    assert idle_workers() == 0
+
+
 def test_nobody_is_notified_when_nobody_is_idle(heard: threading.Event) -> None:
     send()
     assert not wake("orders", "default")
-    set_idle(["orders", "other"], uuid4(), "default")
+    set_idle(["orders", "other"], NODE, "default")
     assert not wake("orders", "default")  # it remembers for a moment that nobody was
     assert not heard.is_set()
 
@@ -66,8 +73,17 @@ def test_each_wake_takes_one_flag() -> None:
     assert idle_workers() == 2
     assert wake("orders", "default")
     assert idle_workers() == 1
-    clear_idle(second, "default")
+    clear_idle(first, "default")
     assert idle_workers() == 0
+
+
+def test_a_wake_concerns_one_worker_alone(heard: threading.Event) -> None:
+    set_idle(["orders"], NODE, "default")
+    set_idle(["orders"], uuid4(), "default")
+    assert wake("orders", "default")
+    assert not heard.wait(0.3)  # the other one has worked last
+    assert wake("orders", "default")
+    wait_until(heard.is_set)
 
 
 def test_the_notification_can_be_part_of_the_transaction(heard: threading.Event) -> None:
@@ -77,7 +93,7 @@ def test_the_notification_can_be_part_of_the_transaction(heard: threading.Event)
 
 
 def test_it_can_be_switched_off(heard: threading.Event) -> None:
-    set_idle(["orders"], uuid4(), "default")
+    set_idle(["orders"], NODE, "default")
     with override_settings(COMMANDBUS={"NOTIFY": "off"}):
         send()
     assert idle_workers() == 1
@@ -86,7 +102,7 @@ def test_it_can_be_switched_off(heard: threading.Event) -> None:
 def test_a_duplicate_wakes_nobody() -> None:
     command_id = uuid4()
     send_command("orders", "SendMail", command_id, {})
-    set_idle(["orders"], uuid4(), "default")
+    set_idle(["orders"], NODE, "default")
     send_command("orders", "SendMail", command_id, {})
     assert idle_workers() == 1
 
@@ -95,49 +111,14 @@ def test_a_failing_wake_up_does_not_harm_the_sender(monkeypatch: pytest.MonkeyPa
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE command_bus_idle_worker RENAME TO away")
     try:
-        command_id = send()
+        with transaction.atomic():
+            command_id = send()
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE away RENAME TO command_bus_idle_worker")
     assert status(command_id) == "PENDING"
     with pytest.raises(DatabaseError), connection.cursor() as cursor:
         cursor.execute("SELECT * FROM away")
-
-
-def test_a_listener_whose_connection_dies_listens_again_and_says_that_it_may_have_missed_something(
-    heard: threading.Event,
-) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
-        )
-        assert cursor.fetchall() == [(True,)]
-    wait_until(heard.is_set)
-    heard.clear()
-    set_idle(["orders"], uuid4(), "default")
-    send()
-    wait_until(heard.is_set)
-
-
-def test_a_silent_listener_looks_whether_its_connection_lives(
-    heard: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Listener, "PING_SECONDS", 0.01)
-    set_idle(["orders"], uuid4(), "default")
-    send()  # ends the long wait
-    wait_until(heard.is_set)
-    wait_until(lambda: listener_query() == "SELECT 1")
-
-
-def listener_query() -> str:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
-            " AND pid <> pg_backend_pid()"
-        )
-        rows = cursor.fetchall()
-    return str(rows[0][0]) if rows else ""
 
 
 def test_an_idle_worker_is_woken_long_before_its_poll() -> None:
