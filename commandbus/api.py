@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from uuid import UUID
@@ -187,11 +186,11 @@ def _max_attempts(domain: str, command_type: str) -> int | None:
 def checked(command: NewCommand, using: str) -> NewCommand:
     """The command with everything verified that would otherwise fail in the database and break the transaction.
 
-    All but its data: these become text only when they are sent, and are verified there (`transitions.body_of`).
+    All but its data: these become text only when they are sent, and are verified there (`transitions.bodies_of`).
     """
     command_id = uuid_of(command.command_id, "command_id")
     if _is_usual(command):
-        return command if command_id is command.command_id else replace(command, command_id=command_id)
+        return command if command_id is command.command_id else command._replace(command_id=command_id)
     what = f"command {command_id}"
     if not isinstance(command.command_type, str) or not 1 <= len(command.command_type) <= 255:
         raise InvalidCommandError(f"{what}: the type must have 1 to 255 characters, not {command.command_type!r:.100}")

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -25,9 +24,8 @@ def json_object(value: object, what: str) -> str:
 
 def json_text(value: object, what: str = "data") -> str:
     try:
-        if _is_usual(value):
-            with suppress(TypeError):  # orjson knows no integers of more than 64 bits; and what it refuses, we explain
-                return orjson.dumps(value).decode()
+        if (usual := usual_json(value)) is not None:
+            return usual
         _check(value, what)
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
         text.encode()
@@ -40,6 +38,14 @@ def json_text(value: object, what: str = "data") -> str:
             raise
         raise InvalidCommandError(f"{what} cannot be written as JSON: {error}") from None
     return text
+
+
+def usual_json(value: object) -> str | None:
+    """The JSON text of what most data is. None if there is more to say about it."""
+    try:
+        return orjson.dumps(value).decode() if _is_usual(value) else None
+    except (TypeError, RecursionError):  # of integers of more than 64 bits, for example
+        return None
 
 
 def parse_json(text: str) -> Any:

@@ -77,8 +77,7 @@ class Reason(enum.StrEnum):
     WORKER_CRASHED = "WORKER_CRASHED"
 
 
-@dataclass(frozen=True, slots=True)
-class NewCommand:
+class NewCommand(NamedTuple):
     """A command to be sent."""
 
     command_type: str

@@ -119,7 +119,7 @@ class PostgresTransitions:
                 domain,
                 [command.command_id for command in commands],
                 [command.command_type for command in commands],
-                [body_of(command) for command in commands],
+                bodies_of(commands),
                 _optional([command.reply_to for command in commands]),
                 _optional([command.correlation_id for command in commands]),
                 _optional([command.delay for command in commands]),
@@ -375,13 +375,16 @@ def too_large(command_id: UUID, than: str) -> InvalidCommandError:
     )
 
 
-def body_of(command: NewCommand) -> str:
-    """The data as JSON text. Raises InvalidCommandError if PostgreSQL cannot hold them, or if they are too large."""
-    text = data_json(command)
+def bodies_of(commands: Sequence[NewCommand]) -> list[str]:
+    """Their data as JSON text. Raises InvalidCommandError if PostgreSQL cannot hold them, or if they are too large."""
     limit = conf.current().max_payload_bytes
-    if len(text.encode()) > limit:
-        raise too_large(command.command_id, f"the limit of {limit}")
-    return text
+    texts = []
+    for command in commands:
+        text = data_json(command)
+        if len(text.encode()) > limit:
+            raise too_large(command.command_id, f"the limit of {limit}")
+        texts.append(text)
+    return texts
 
 
 def _tokens(leases: Sequence[Lease]) -> list[list[Any]]:

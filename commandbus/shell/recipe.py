@@ -11,7 +11,7 @@ from commandbus import api
 from commandbus.exceptions import InvalidCommandError
 from commandbus.ids import derived_id
 from commandbus.messages import NewCommand
-from commandbus.transitions import body_of
+from commandbus.transitions import bodies_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Recipe:
             fields.get("delay"),
         )
         checked = api.checked(command, api.database_of(self.domain))
-        body_of(checked)
+        bodies_of([checked])
         return checked
 
     def _id(self, command_type: str, fields: Mapping[str, Any]) -> UUID:

@@ -5,8 +5,10 @@ LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $function$
     INSERT INTO public.command_bus_idle_worker (domain, node_id, idle_since)
-    SELECT d, set_idle.node_id, clock_timestamp() FROM unnest(set_idle.domains) AS d ORDER BY d
-    ON CONFLICT DO NOTHING
+    SELECT d, set_idle.node_id, clock_timestamp() FROM unnest(set_idle.domains) AS d
+    -- Not by ON CONFLICT, which would wait for a transaction that is about to wake us.
+    WHERE NOT EXISTS (
+        SELECT FROM public.command_bus_idle_worker AS i WHERE i.domain = d AND i.node_id = set_idle.node_id)
 $function$;
 
 CREATE OR REPLACE FUNCTION commandbus.clear_idle(node_id uuid)
@@ -14,7 +16,12 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    DELETE FROM public.command_bus_idle_worker AS i WHERE i.node_id = clear_idle.node_id
+    WITH mine AS MATERIALIZED (
+        SELECT o.domain FROM public.command_bus_idle_worker AS o WHERE o.node_id = clear_idle.node_id
+        FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM public.command_bus_idle_worker AS i USING mine
+    WHERE i.node_id = clear_idle.node_id AND i.domain = mine.domain
 $function$;
 
 -- Wakes one idle worker of the domain, if there is one, and no other. To be called after the commit of what it shall
@@ -32,14 +39,15 @@ BEGIN
     IF NOT EXISTS (SELECT FROM public.command_bus_idle_worker AS i WHERE i.domain = wake.domain) THEN
         RETURN false;  -- as a rule, and this is cheaper
     END IF;
-    DELETE FROM public.command_bus_idle_worker AS i
-    WHERE (i.domain, i.node_id) IN (
-        SELECT o.domain, o.node_id FROM public.command_bus_idle_worker AS o
+    WITH one AS MATERIALIZED (
+        SELECT o.node_id FROM public.command_bus_idle_worker AS o
         WHERE o.domain = wake.domain
         ORDER BY o.idle_since DESC
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
+    DELETE FROM public.command_bus_idle_worker AS i USING one
+    WHERE i.domain = wake.domain AND i.node_id = one.node_id
     RETURNING i.node_id INTO _node;
     IF _node IS NULL THEN
         RETURN false;

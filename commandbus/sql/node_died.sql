@@ -24,6 +24,7 @@ BEGIN
 
     UPDATE public.command_bus_node n SET stopped_at = coalesce(n.stopped_at, clock_timestamp())
     WHERE n.node_id = node_died.node_id;
+    PERFORM commandbus.clear_idle(node_died.node_id);
 
     SELECT array_agg(l.command_id) FILTER (WHERE l.started AND NOT l.locked),
            array_agg(l.command_id) FILTER (WHERE NOT l.started AND NOT l.locked),

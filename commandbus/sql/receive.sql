@@ -131,6 +131,7 @@ CREATE OR REPLACE FUNCTION commandbus.read_ready(
 RETURNS TABLE (msg_id bigint, read_ct integer, message jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET datestyle = ISO
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -141,7 +142,7 @@ AS $function$
 DECLARE
     _leaves boolean := cardinality(read_ready.leave) > 0;
     _statement text := format(
-        'commandbus %s%s %s',  -- at most 63 bytes
+        'commandbus 1%s%s %s',  -- at most 63 bytes; another number when the statement changes
         CASE WHEN _leaves THEN 'l' END, CASE WHEN read_ready.floor IS NOT NULL THEN 'f' END, read_ready.queue);
     _query text := $query$
         PREPARE %4$I (timestamptz, integer, timestamptz, bigint, text[], text) AS

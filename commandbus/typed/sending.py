@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from commandbus.encoding import json_object
+from commandbus.encoding import json_object, usual_json
 from commandbus.exceptions import InvalidCommandError
 from commandbus.messages import NewCommand
 from commandbus.typed.pydantic_models import dump, is_pydantic
@@ -20,8 +20,10 @@ from commandbus.typed.readers import is_dataclass
 
 def data_json(command: NewCommand) -> str:
     """The JSON text of a command's data, or an InvalidCommandError."""
-    what = f"data of command {command.command_id}"
     data: Any = command.data
+    if type(data) is dict and (text := usual_json(data)) is not None:
+        return text
+    what = f"data of command {command.command_id}"
     if not isinstance(data, Mapping) and (is_dataclass(type(data)) or is_pydantic(type(data))):
         try:
             data = _plain(data)

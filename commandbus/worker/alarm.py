@@ -17,20 +17,25 @@ from psycopg import sql
 
 from commandbus.worker.log import log
 
+LONGEST_PAUSE = 30.0
+
 
 class Alarm:
     """Like an Event, but notifications set it too. One thread waits; any thread may set it.
 
-    It listens on the connections that the waiting thread uses anyway: no process and no thread have to wake each other
-    before a command can be fetched, and PostgreSQL has no connection more to serve.
+    Unless LISTEN_DATABASES says otherwise, it listens on the connections that the waiting thread has anyway: no process
+    and no thread have to wake each other before a command can be fetched.
     """
 
     PING_SECONDS = 10.0
+    """How long a connection may be silent until it is asked whether it lives."""
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:
         """`channels`: by the alias of the database. What breaks is reported by setting the alarm."""
         self._channels = channels
         self._listening: dict[str, psycopg.Connection[Any]] = {}
+        self._alive_at: dict[str, float] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}  # of those that cannot be reached: how long, and until when
         self._lock = threading.Lock()
         self._is_set = False
         self.was_notified = False
@@ -60,23 +65,30 @@ class Alarm:
             wrapper = connections[alias]
             if wrapper.connection is not None and wrapper.connection is self._listening.get(alias):
                 continue
+            pause, until = self._pauses.get(alias, (0.5, 0.0))
+            if time.monotonic() < until:
+                continue
             try:
                 wrapper.ensure_connection()
                 connection = wrapper.connection
                 for channel in channels:
                     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             except (DatabaseError, InterfaceError, psycopg.Error) as error:
+                pause = min(2 * pause, LONGEST_PAUSE)
+                self._pauses[alias] = (pause, time.monotonic() + pause)
                 self._lost(alias, error)
                 continue
             connection.add_notify_handler(self._hear)  # those that come while it is used for something else
+            self._pauses.pop(alias, None)
             self._listening[alias] = connection
+            self._alive_at[alias] = time.monotonic()
 
     def wait(self, seconds: float) -> bool:
         """Until it is set, or for so long. Answers whether it is set."""
         end = time.monotonic() + seconds
         while not self._is_set and (left := end - time.monotonic()) > 0:
-            if not self._wait_once(min(left, self.PING_SECONDS)) and left > self.PING_SECONDS:
-                self._ping()  # a silent connection may be a dead one
+            self._ping()
+            self._wait_once(min(left, self.PING_SECONDS))
         return self._is_set
 
     def close(self) -> None:
@@ -91,8 +103,7 @@ class Alarm:
         with self._lock:
             self._close_pipe()
 
-    def _wait_once(self, seconds: float) -> bool:
-        """Answers whether there was any news."""
+    def _wait_once(self, seconds: float) -> None:
         news = select.poll()
         news.register(self._reader, select.POLLIN)
         listening = self._open()
@@ -102,23 +113,32 @@ class Alarm:
         for alias, connection in listening.items():
             if connection.fileno() in ready:
                 self._read(alias, connection)
-        return bool(ready)
 
     def _open(self) -> dict[str, psycopg.Connection[Any]]:
-        return {alias: connection for alias, connection in self._listening.items() if not connection.closed}
+        """Those that are ours: with a pool, another thread may have got one that was closed here."""
+        return {
+            alias: connection
+            for alias, connection in self._listening.items()
+            if connections[alias].connection is connection and not connection.closed
+        }
 
     def _read(self, alias: str, connection: psycopg.Connection[Any]) -> None:
         try:
             connection.pgconn.consume_input()
             while connection.pgconn.notifies() is not None:
                 self._hear()
+            self._alive_at[alias] = time.monotonic()
         except psycopg.Error as error:
             self._lost(alias, error)
 
     def _ping(self) -> None:
+        """A silent connection may be a dead one."""
         for alias, connection in self._open().items():
+            if time.monotonic() - self._alive_at[alias] < self.PING_SECONDS:
+                continue
             try:
                 connection.execute("SELECT 1")
+                self._alive_at[alias] = time.monotonic()
             except psycopg.Error as error:
                 self._lost(alias, error)
 
@@ -127,7 +147,7 @@ class Alarm:
         self.set()
 
     def _lost(self, alias: str, error: Exception) -> None:
-        """It listens again before the next sleep. Something may have been missed: look for it."""
+        """Something may have been missed: let them look for it. The next `listen` connects again."""
         log(logging.WARNING, "listener.lost", database=alias, error=str(error).strip())
         self._listening.pop(alias, None)
         connections[alias].close()

@@ -101,6 +101,7 @@ class Executor:
                 outcomes.append(_invalid(received, error))
             except BaseException as error:  # noqa: BLE001 - the application's classes may raise anything
                 outcomes.append(self._after(error, work, handler, received))
+        self.turn.decided = [*self.turn.decided, *outcomes]
         if fitting:
             outcomes += self.execute(replace(work, received=tuple(fitting), data=tuple(data)))
         return outcomes
@@ -126,7 +127,12 @@ class Executor:
             return [self._after_lost_connection(error, work, handler, received) for received in work.received]
         if len(work.received) > 1 and handler.transactional and self.using is not None:
             # Nothing of it was kept. Each alone, so that the one at fault does not take the others along.
-            return [outcome for one in work.one_by_one() for outcome in self.execute(one)]
+            outcomes: list[Outcome] = []
+            for one in work.one_by_one():
+                made = self.execute(one)
+                self.turn.decided = [*self.turn.decided, *made]
+                outcomes += made
+            return outcomes
         return [self._after(error, work, handler, received) for received in work.received]
 
     def _others(self, work: Work, broken: Sequence[ReceivedCommand]) -> list[Outcome]:

@@ -37,8 +37,9 @@ class Seat:
         return self.group
 
     def begin(self, one: Work) -> None:
-        self.running.append(one)
         self._begun_at = time.monotonic()
+        self.turn.decided = []
+        self.running.append(one)
 
     def ended(self, one: Work) -> None:
         self.running = [other for other in self.running if other is not one]

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from commandbus.worker.work import Work
+from commandbus.worker.work import Outcome, Work
 
 ASYNC_GRACE = 2.0
 """A coroutine is interrupted at its timeout. Only one that does not let go of its thread needs the watch."""
@@ -54,6 +54,8 @@ class Turn:
     def __init__(self) -> None:
         self.written_off = False
         self.session: Session | None = None
+        self.decided: list[Outcome] = []
+        """Of bulk commands: the ends of those whose turn was before the one that is running."""
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._deadline = 0.0
@@ -83,7 +85,9 @@ class Turn:
             self._work = None
             if self.written_off:
                 raise WrittenOffError
-            self._spent += time.monotonic() - self._begun_at
+            now = time.monotonic()
+            self._spent += now - self._begun_at
+            self._begun_at = now
 
     def spent(self) -> float:
         """The seconds that handlers have taken since this was last asked."""

@@ -16,7 +16,7 @@ from django.db.backends.signals import connection_created
 
 from commandbus import conf, nodes
 from commandbus.handlers import HandlerRegistry, registry
-from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, channel, channel_of_node, clear_idle, set_idle
+from commandbus.pgmq.notify import NOBODY_IDLE_SECONDS, channel, channel_of_node, clear_idle, set_idle, wake
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.alarm import Alarm
 from commandbus.worker.backlog import Backlog
@@ -75,7 +75,7 @@ class Worker:
         )
         self._seats = [Seat(number) for number in range(options.concurrency)]
         self._written_off: list[tuple[threading.Thread, float]] = []
-        self._watching = threading.Lock()
+        self._watching = threading.RLock()
 
     def run(self) -> Ending:
         self._prepare()
@@ -109,15 +109,16 @@ class Worker:
 
     def stop(self, ending: Ending = Ending.STOPPED) -> None:
         """Finish what runs, give back the rest, end. For other threads; a signal handler must start one for it."""
-        if not self._stopping.is_set():
-            self.ending = ending
-        if ending is Ending.RECYCLE:
-            self._board.say_recycling()
-        self._stopping.set()
-        self._changed.set()
-        for seat in self._seats:
-            for work in seat.group.take_rest():
-                self._give_back(work)
+        with self._watching:  # what is given back is told before those who tell it are stopped
+            if not self._stopping.is_set():
+                self.ending = ending
+            if ending is Ending.RECYCLE:
+                self._board.say_recycling()
+            self._stopping.set()
+            self._changed.set()
+            for seat in self._seats:
+                for work in seat.group.take_rest():
+                    self._give_back(work)
 
     def fetch_once(self) -> int | None:
         """Fetch what the executors have room for and answer how much it was; None if we could not look."""
@@ -125,6 +126,8 @@ class Worker:
         self._changed.clear()  # before we look, so that what comes meanwhile is not missed
         room = self._room()
         if room <= 0 or self._stopping.is_set():
+            if woken:
+                self._pass_on()
             return None
         works = self._fetcher.fetch(room)
         for work in works or ():
@@ -133,7 +136,14 @@ class Worker:
             return None
         found = sum(len(work.received) for work in works)
         self._pace.looked(found, room, woken=woken)
+        if woken and found >= room:
+            self._pass_on()
         return found
+
+    def _pass_on(self) -> None:
+        """We were woken and leave something behind, or might: let another idle worker look."""
+        for domain, using in self.databases.items():
+            wake(domain, using)
 
     def _room(self) -> int:
         room = self._backlog.room()
@@ -163,19 +173,19 @@ class Worker:
             self._changed.wait(seconds)
 
     def _announce_idle(self) -> bool:
-        """Answers whether there was something to do after all."""
+        """Answers whether there was something to do after all, or whether we could not look."""
         self._changed.listen()
         for using in self._aliases():
             try:
                 set_idle(self._domains_on(using), self.node_id, using)
             except (DatabaseError, InterfaceError):
                 connections[using].close()
-        if self.fetch_once():
+        if self.fetch_once() != 0:
             return True
         # A sender may have looked for idle workers just before, and remembers that there were none.
         if self._changed.wait(1.2 * NOBODY_IDLE_SECONDS):
             return True
-        return bool(self.fetch_once())
+        return self.fetch_once() != 0
 
     def _occupy(self, seat: Seat) -> None:
         seat.turn = Turn()
@@ -212,7 +222,7 @@ class Worker:
         seat.was_ready()
         if work.may_share_transaction:
             self._run_together(seat, work, executor)
-        while not executor.turn.written_off and (one := seat.group.next()) is not None:
+        while not (executor.turn.written_off or self._stopping.is_set()) and (one := seat.group.next()) is not None:
             self._run_one(seat, executor, one)
         return True
 
@@ -314,12 +324,12 @@ class Worker:
 
         Give back commands that wait behind a slow handler: another worker may be idle.
         """
-        for surplus in self._backlog.surplus():
-            self._give_back(surplus)
-        for seat in self._seats:
-            if seat.is_slow() and seat.work is not None:
-                self._backlog.split(seat.work, seat.group.take_rest())
         with self._watching:  # each database has a keeper that calls this
+            for surplus in self._backlog.surplus():
+                self._give_back(surplus)
+            for seat in self._seats:
+                if seat.is_slow() and seat.work is not None:
+                    self._backlog.split(seat.work, seat.group.take_rest())
             self._write_off_overdue(using)
 
     def _write_off_overdue(self, using: str) -> None:
@@ -351,8 +361,9 @@ class Worker:
         else:
             outcomes += self._executor(work.domain, Turn()).time_out(overdue)
         # The others did not take too long: they share its transaction, or are bulk commands that were run one by one.
-        others = {lease for one in begun for lease in one.leases} - set(overdue.leases)
-        outcomes += [Release(lease) for lease in others]
+        decided = {outcome.lease: outcome for outcome in turn.decided}
+        others = {lease for one in begun for lease in one.leases} - set(overdue.leases) - set(decided)
+        outcomes += [*decided.values(), *map(Release, others)]
         self._board.end(seat.number)
         self._tell(work.domain, outcomes)
         for one in rest:

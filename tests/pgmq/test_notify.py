@@ -14,6 +14,9 @@ from commandbus import send_command
 from commandbus.models import Command
 from commandbus.pgmq import notify
 from commandbus.pgmq.notify import channel, channel_of_node, clear_idle, set_idle, wake
+from commandbus.transitions import PostgresTransitions
+from commandbus.worker.options import WorkerOptions
+from commandbus.worker.worker import Worker
 from tests.helpers import listening, running_worker, send, status, wait_until
 
 NODE = uuid4()
@@ -74,6 +77,59 @@ def test_each_wake_takes_one_flag() -> None:
     assert wake("orders", "default")
     assert idle_workers() == 1
     clear_idle(first, "default")
+    assert idle_workers() == 0
+
+
+def test_a_send_wakes_one_of_many() -> None:
+    for _ in range(5):
+        set_idle(["orders"], uuid4(), "default")
+    send()
+    assert idle_workers() == 4
+
+
+def test_a_worker_does_not_wait_for_a_transaction_that_will_wake_it() -> None:
+    set_idle(["orders"], NODE, "default")
+    other = connection.copy()
+    try:
+        with transaction.atomic():
+            assert wake("orders", "default")
+            with other.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '5s'")
+                cursor.execute("SELECT commandbus.set_idle(ARRAY['orders', 'payments'], %s)", [NODE])
+                cursor.execute("SELECT commandbus.clear_idle(%s)", [NODE])
+    finally:
+        other.close()
+    assert idle_workers() == 0
+
+
+def full_worker() -> Worker:
+    """A worker that was woken and has room for one command."""
+    worker = Worker(WorkerOptions(domains=("orders",), concurrency=1))
+    worker._prepare()
+    worker._changed.was_notified = True
+    return worker
+
+
+def test_a_woken_worker_that_is_full_wakes_another() -> None:
+    worker = full_worker()
+    set_idle(["orders"], NODE, "default")
+    worker._backlog._held = 1000
+    assert worker.fetch_once() is None
+    assert idle_workers() == 0
+
+
+def test_a_woken_worker_that_may_leave_something_behind_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    send()
+    worker = full_worker()
+    set_idle(["orders"], NODE, "default")
+    monkeypatch.setattr(worker, "_room", lambda: 1)
+    assert worker.fetch_once() == 1
+    assert idle_workers() == 0
+
+
+def test_the_flags_of_a_dead_worker_are_taken_away() -> None:
+    set_idle(["orders", "payments"], NODE, "default")
+    PostgresTransitions("default").node_died("orders", NODE)
     assert idle_workers() == 0
 
 

@@ -105,6 +105,17 @@ def test_a_connection_that_was_closed_by_others_is_replaced(alarm: Alarm) -> Non
     assert alarm.wait(PATIENCE)
 
 
+def test_a_connection_that_went_back_to_its_pool_is_left_alone(alarm: Alarm) -> None:
+    connection.connection, pooled = None, connection.connection  # as Django does it
+    try:
+        elsewhere("NOTIFY news")
+        assert not alarm.wait(0.1)
+        alarm.close()
+        assert [row[0] for row in pooled.execute("SELECT pg_listening_channels()")] == ["news", "more news"]
+    finally:
+        pooled.close()
+
+
 def test_a_silent_connection_is_asked_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Alarm, "PING_SECONDS", 0.01)
     asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT 1'"
@@ -119,6 +130,7 @@ def test_a_silent_connection_is_asked_whether_it_lives(monkeypatch: pytest.Monke
 
 def test_one_that_does_not_answer_is_given_up(alarm: Alarm) -> None:
     end_session()
+    alarm._alive_at["default"] -= Alarm.PING_SECONDS
     alarm._ping()
     assert alarm.is_set()
     assert connection.connection is None
@@ -129,7 +141,8 @@ def test_whoever_cannot_be_reached_is_left_to_polling(alarm: Alarm, caplog: pyte
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(connection.settings_dict, "PORT", "1")
         alarm.listen()
-    assert "listener.lost" in caplog.text
+        alarm.listen()  # it does not try again at once
+    assert caplog.text.count("listener.lost") == 1
     alarm.clear()
     assert not alarm.wait(0.01)
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from commandbus import NewCommand, RetryPolicy, audit_trail, send_command, send_commands
+from commandbus import NewCommand, PermanentCommandError, RetryPolicy, audit_trail, send_command, send_commands
 from commandbus.models import Command, Node, Suspect
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
@@ -125,6 +125,31 @@ def test_of_a_group_that_runs_one_by_one_only_the_late_one_is_late() -> None:
         wait_until(lambda: status(ids[0]) == status(ids[2]) == "COMPLETED")
         hanging.set()
     assert reload(ids[1]).last_error_code == "TIMEOUT"
+
+
+def test_those_that_have_failed_before_the_late_one_have_failed() -> None:
+    hanging = threading.Event()
+    alone: list[int] = []
+
+    def run(commands: list[Any], context: Any) -> None:
+        if len(commands) > 1:
+            raise RuntimeError("not together")
+        number = commands[0].data["n"]
+        alone.append(number)
+        if number == 0:
+            raise PermanentCommandError("NO", "never")
+        if number == 1:
+            hanging.wait(60)
+
+    handlers = registry_with(run, timeout=0.3, batch_size=3, retry_policy=RetryPolicy(max_attempts=1))
+    ids = send_commands("orders", [NewCommand("Test", uuid4(), {"n": n}) for n in range(3)])
+    Command.objects.update(max_attempts=1)
+    with running_worker(handlers, concurrency=1):
+        wait_until(lambda: status(ids[0]) == status(ids[1]) == "IN_TROUBLESHOOTING_QUEUE")
+        wait_until(lambda: status(ids[2]) == "COMPLETED")
+        hanging.set()
+    assert sorted(alone) == [0, 1, 2]
+    assert reload(ids[0]).last_error_code == "NO"
 
 
 def test_a_process_with_a_thread_that_hangs_is_recycled() -> None:
