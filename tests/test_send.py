@@ -223,6 +223,24 @@ def test_a_send_reads_no_command_but_its_own_however_many_there_are(unique_globa
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("known", [{0}, {9}, {0, 1, 2}, {48, 49}, set(range(49)), set(range(50))])
+@pytest.mark.parametrize("content", ["same", "other"])
+def test_whichever_of_many_are_known_nothing_is_sent_twice(known: set[int], content: str) -> None:
+    commands = [NewCommand("Ship", uuid4(), {"n": n}) for n in range(50)]
+    BUS.send("orders", [commands[n] for n in sorted(known)])
+    if content == "other":
+        commands[max(known)] = commands[max(known)]._replace(data={"n": "other"})
+        assert BUS.send("orders", commands) == {commands[max(known)].command_id: "CONFLICT"}
+        expected = len(known)
+    else:
+        outcomes = ["DUPLICATE" if n in known else "SENT" for n in range(50)]
+        assert BUS.send("orders", commands) == dict(zip([c.command_id for c in commands], outcomes, strict=True))
+        expected = 50
+    assert Command.objects.count() == Audit.objects.count() == expected
+    assert PgmqClient().metrics("orders__commands").queue_length == expected
+
+
+@pytest.mark.django_db
 def test_commands_are_queued_in_the_order_in_which_they_are_given() -> None:
     ids = [uuid4() for _ in range(20)]
     known = send_command("orders", "Ship", uuid4(), {})

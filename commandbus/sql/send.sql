@@ -6,7 +6,7 @@
 -- After one of the last two, nothing of the whole call was written. None of them breaks the caller's transaction.
 --
 -- The messages go out before the rows, so that each row is written once, with its message's id. A message whose row
--- then loses a race against a twin is taken back before anyone could see it. So are the message and the row of a command
+-- then meets a twin is taken back before anyone could see it. So are the message and the row of a command
 -- that was pruned: its tombstone can be trusted only after the insert, which may have waited for the prune.
 --
 -- `wake`: an idle worker shall be woken by the commit. For calls that are a transaction of their own: nobody else can
@@ -45,6 +45,7 @@ DECLARE
     _types text[];
     _data jsonb[];
     _hashes bytea[];
+    _step integer := greatest(1, cardinality(send.command_ids) / 10);
     _all_right boolean;
     _all_new boolean;
     _reply_to text[];
@@ -83,7 +84,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- Most calls bring only what is right and new, each once. Then the arrays stay as they are.
+    -- Most calls bring only what is right and new, each once. Then the arrays stay as they are. Of many, some are looked
+    -- up to see whether they are new; if others are not, the insert finds out.
     SELECT array_agg(sha256(convert_to(i.command_type || E'\n' || t.body, 'UTF8')) ORDER BY i.ordinal),
            bool_and(coalesce(
                i.command_id IS NOT NULL AND length(i.command_type) BETWEEN 1 AND 255 AND jsonb_typeof(i.data) = 'object'
@@ -98,6 +100,7 @@ BEGIN
     LEFT JOIN LATERAL (
         SELECT k.command_id FROM public.command_bus_command k
         WHERE k.domain = send.domain AND k.command_id BETWEEN i.command_id AND i.command_id
+          AND i.ordinal % _step = 0
         ORDER BY k.command_id
         LIMIT 1
     ) AS k ON true;
