@@ -105,7 +105,7 @@ def test_a_worker_does_not_wait_for_a_transaction_that_will_wake_it() -> None:
 def full_worker() -> Worker:
     """A worker that was woken and has room for one command."""
     worker = Worker(WorkerOptions(domains=("orders",), concurrency=1))
-    worker._prepare()
+    worker._keepers["default"].keep_once()
     worker._changed.was_notified = True
     return worker
 
