@@ -241,6 +241,17 @@ def test_whichever_of_many_are_known_nothing_is_sent_twice(known: set[int], cont
 
 
 @pytest.mark.django_db
+def test_a_session_that_writes_times_in_another_way_leases_for_the_same_time() -> None:
+    send_command("orders", "Ship", uuid4(), {})
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL datestyle = 'SQL, DMY'")
+        cursor.execute("SET LOCAL timezone = 'Asia/Kolkata'")  # IST, which PostgreSQL takes for Israel's
+        assert len(BUS.receive("orders", qty=1, vt=30)) == 1
+        cursor.execute("SELECT vt - clock_timestamp() BETWEEN '0' AND '30 seconds' FROM pgmq.q_orders__commands")
+        assert cursor.fetchall() == [(True,)]
+
+
+@pytest.mark.django_db
 def test_commands_are_queued_in_the_order_in_which_they_are_given() -> None:
     ids = [uuid4() for _ in range(20)]
     known = send_command("orders", "Ship", uuid4(), {})

@@ -80,9 +80,17 @@ def test_each_wake_takes_one_flag() -> None:
     assert idle_workers() == 0
 
 
-def test_a_send_wakes_one_of_many() -> None:
-    for _ in range(5):
-        set_idle(["orders"], uuid4(), "default")
+def test_a_send_wakes_one_of_many_however_it_is_planned() -> None:
+    with connection.cursor() as cursor:
+        set_idle(["orders"], NODE, "default")
+        cursor.execute("VACUUM ANALYZE command_bus_idle_worker")  # as if there were never more than one
+        clear_idle(NODE, "default")
+        cursor.execute(
+            "INSERT INTO command_bus_idle_worker (domain, node_id, idle_since)"
+            " SELECT 'orders', lpad(n::text, 32, '0')::uuid, now() - make_interval(secs => n)"
+            " FROM generate_series(1, 5) AS n"
+        )
+    connection.close()  # plans and all
     send()
     assert idle_workers() == 4
 
