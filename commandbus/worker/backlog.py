@@ -40,11 +40,12 @@ class Backlog:
         self._calls: dict[str, float] = {}  # by command type: the seconds of the handler alone, without the commit
         self._trust: dict[str, float] = {}  # by command type that has failed in a group: how many may be in one now
 
-    def put(self, work: Work) -> None:
+    def put(self, works: list[Work]) -> None:
         with self._lock:
-            self._waiting.append((work, time.monotonic()))
-            self._held += len(work.received)
-            self._ready.notify()
+            now = time.monotonic()
+            self._waiting.extend((work, now) for work in works)
+            self._held += sum(len(work.received) for work in works)
+            self._ready.notify(len(works))
 
     def take(self) -> Work | None:
         """The next piece of work, or None when the worker ends. Waits.
@@ -136,6 +137,9 @@ class Backlog:
     def room(self) -> int:
         with self._lock:
             return max(0, self._limit() - self._held)
+
+    def held(self) -> int:
+        return self._held
 
     def is_idle(self) -> bool:
         with self._lock:

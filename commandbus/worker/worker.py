@@ -24,7 +24,7 @@ from commandbus.worker.board import Board
 from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.execute import Executor, drop_dead_connection
 from commandbus.worker.fetch import RETRY_SECONDS, Fetcher
-from commandbus.worker.finish import Finisher
+from commandbus.worker.finish import GROUP, Finisher
 from commandbus.worker.keeper import Keeper
 from commandbus.worker.leases import Leases
 from commandbus.worker.log import log, logger
@@ -36,6 +36,8 @@ from commandbus.worker.together import run_together
 from commandbus.worker.turn import Session, Turn, WrittenOffError
 from commandbus.worker.work import Outcome, Release, Work
 
+MOST_UNTOLD = 4 * GROUP
+"""How many outcomes may wait for the database before more is fetched."""
 STUCK_SECONDS = 1.0
 """How long a thread that was written off may go on until its process is recycled because of it."""
 
@@ -64,6 +66,7 @@ class Worker:
         self._listening = options.use_notify and conf.current().notify != "off"
         self._changed = Alarm(self._channels() if self._listening else {})
         self._pace = Pace()
+        self._is_behind = False
         self._lost: dict[UUID, int] = {}
         batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
         self._backlog = Backlog(options.concurrency, max(batches, default=1))
@@ -130,10 +133,9 @@ class Worker:
                 self._pass_on()
             return None
         works = self._fetcher.fetch(room)
-        for work in works or ():
-            self._backlog.put(work)
         if works is None:
             return None
+        self._backlog.put(works)
         found = sum(len(work.received) for work in works)
         self._pace.looked(found, room, woken=woken)
         if woken and found >= room:
@@ -146,7 +148,7 @@ class Worker:
             wake(domain, using)
 
     def _room(self) -> int:
-        room = self._backlog.room()
+        room = 0 if self._has_much_to_tell() else self._backlog.room()
         if self.options.max_commands is not None:
             left = self.options.max_commands - self._fetcher.fetched
             room = min(room, left)
@@ -155,6 +157,12 @@ class Worker:
                 if self._is_idle():
                     self.stop(Ending.RECYCLE)
         return room
+
+    def _has_much_to_tell(self) -> bool:
+        """Handlers can be quicker than the database takes their outcomes, which cost memory and are unsure till then."""
+        self._is_behind = True  # before we look, so that whoever tells the last meanwhile sees it and wakes us
+        self._is_behind = self._leases.count() - self._backlog.held() > MOST_UNTOLD
+        return self._is_behind
 
     def _is_idle(self) -> bool:
         return self._backlog.is_idle() and self._leases.is_empty()
@@ -306,7 +314,7 @@ class Worker:
 
     def _told(self, domain: str, outcomes: list[Outcome]) -> None:
         self._leases.drop(domain, [outcome.lease for outcome in outcomes])
-        if self._leases.is_empty():
+        if self._is_behind or self._leases.is_empty():
             self._changed.set()
 
     def _keeper(self, using: str) -> Keeper:
@@ -366,8 +374,7 @@ class Worker:
         outcomes += [*decided.values(), *map(Release, others)]
         self._board.end(seat.number)
         self._tell(work.domain, outcomes)
-        for one in rest:
-            self._backlog.put(one)
+        self._backlog.put(rest)
         self._done(work, ran=True, spent=turn.overdue_seconds())
         self._occupy(seat)  # after that: at the end of the worker it would find nothing to do, and leave
 

@@ -20,14 +20,14 @@ def work(count: int = 1) -> Work:
 def test_at_first_it_holds_as_much_as_can_start_at_once() -> None:
     backlog = Backlog(executors=4)
     assert backlog.room() == 4
-    backlog.put(work(3))
+    backlog.put([work(3)])
     assert backlog.room() == 1
     assert not backlog.is_idle()
 
 
 def test_what_runs_counts_as_held_until_it_is_done() -> None:
     backlog = Backlog(executors=4)
-    backlog.put(work(3))
+    backlog.put([work(3)])
     taken = backlog.take()
     assert taken is not None
     assert backlog.room() == 1
@@ -50,8 +50,7 @@ def test_quick_handlers_are_fetched_for_ahead_and_slow_ones_not() -> None:
 def test_what_has_waited_too_long_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     backlog = Backlog(executors=2, largest_batch=10)
     works = [work() for _ in range(10)]
-    for one in works:
-        backlog.put(one)
+    backlog.put(works)
     backlog.take()
     backlog.take()
     assert backlog.surplus() == []
@@ -64,7 +63,7 @@ def test_what_has_waited_too_long_is_given_back(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_did_not_run_says_nothing_about_the_speed() -> None:
     backlog = Backlog(executors=2)
-    backlog.put(work())
+    backlog.put([work()])
     taken = backlog.take()
     assert taken is not None
     backlog.done(taken, ran=False)
@@ -74,7 +73,7 @@ def test_what_did_not_run_says_nothing_about_the_speed() -> None:
 def test_a_closed_backlog_starts_nothing_more() -> None:
     backlog = Backlog(executors=1)
     waiting = work()
-    backlog.put(waiting)
+    backlog.put([waiting])
     assert backlog.close() == [waiting]
     assert backlog.take() is None
     assert backlog.is_idle()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -423,3 +424,23 @@ def test_connections_that_were_ended_while_idle_cost_no_attempt() -> None:
         command_id = send_command("orders", "Test", uuid4(), {})
         wait_until(lambda: status(command_id) == "COMPLETED")
     assert [row.event_type for row in audit_trail("orders", command_id)] == ["SENT", "RECEIVED", "COMPLETED"]
+
+
+def test_no_more_is_leased_than_the_database_takes_outcomes_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers can be quicker. What they did is not known yet, costs memory, and would be done again after a crash."""
+    monkeypatch.setattr("commandbus.worker.worker.MOST_UNTOLD", 20)
+    monkeypatch.setattr("commandbus.worker.backlog.MOST", 10)
+    PgmqClient().create_queue("answers")
+    send_commands("orders", [NewCommand("Test", uuid4(), {}, reply_to="answers") for _ in range(200)])
+    commands = Command.objects.filter(domain="orders")
+    handlers = registry_with(lambda command, context: None, transactional=False)
+    with ExitStack() as locked:
+        locked.enter_context(transaction.atomic())
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE pgmq.q_answers IN SHARE MODE")
+        with running_worker(handlers, poll_interval=60):
+            wait_until(lambda: commands.filter(status="IN_PROGRESS").count() > 20)
+            time.sleep(0.5)  # if it went on, it would now
+            assert commands.filter(status="IN_PROGRESS").count() <= 20 + 10
+            locked.close()
+            wait_until(lambda: commands.filter(status="COMPLETED").count() == 200)
