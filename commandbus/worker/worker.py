@@ -159,7 +159,7 @@ class Worker:
         return room
 
     def _has_much_to_tell(self) -> bool:
-        """Handlers can be quicker than the database takes their outcomes, which cost memory and are unsure till then."""
+        """Handlers may outrun the database in taking their outcomes, which cost memory and are unsure until then."""
         self._is_behind = True  # before we look, so that whoever tells the last meanwhile sees it and wakes us
         self._is_behind = self._leases.count() - self._backlog.held() > MOST_UNTOLD
         return self._is_behind
