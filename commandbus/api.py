@@ -129,11 +129,12 @@ def list_commands(
     offset: int = 0,
 ) -> list[Command]:
     """The newest commands first."""
-    commands = Command.objects.using(database_of(domain)).filter(domain=domain)
+    commands = Command.objects.using(database_of(domain))
+    if status is not None:
+        commands = commands.with_status(domain, Status(status))
     if command_type is not None:
         commands = commands.filter(command_type=command_type)
-    if status is not None:
-        commands = commands.with_status(Status(status))
+    commands = commands.filter(domain=domain)
     return list(commands.order_by("-id")[offset : offset + limit])
 
 

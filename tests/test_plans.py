@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import connection
 
-from commandbus import nodes
+from commandbus import list_commands, nodes
 from commandbus.messages import ErrorInfo, Failure, Finish, ReceivedCommand, Status
 from commandbus.models import Command, Node
 from commandbus.transitions import PostgresTransitions
@@ -82,3 +82,28 @@ def _forget_the_queue() -> None:
         cursor.execute("DELETE FROM pgmq.q_orders__commands")
         cursor.execute("DELETE FROM command_bus_suspect")
     Command.objects.filter(status="IN_PROGRESS").update(status="PENDING", lease_read_ct=None, lease_expires_at=None)
+
+
+def test_few_that_wait_are_found_among_many_that_do_not() -> None:
+    send_many("orders", "PlaceOrder", 3000)
+    Command.objects.update(status="COMPLETED")
+    _forget_the_queue()
+    running, waiting = send("PlaceOrder"), send("PlaceOrder")
+    PostgresTransitions("default").receive("orders", qty=1, vt=30)
+    before = rows_read("command_bus_command")
+    assert [one.command_id for one in list_commands("orders", status=Status.PENDING)] == [waiting]
+    assert [one.command_id for one in list_commands("orders", status=Status.IN_PROGRESS)] == [running]
+    assert rows_read("command_bus_command") - before < 60
+
+
+def test_many_that_wait_are_met_soon() -> None:
+    send_many("orders", "PlaceOrder", 3000)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT commandbus.live_rows('orders', 3000), commandbus.live_rows('orders', 2999)")
+        all_rows, too_many = cursor.fetchone()
+        cursor.execute("ANALYZE command_bus_command")
+    assert sorted(all_rows) == sorted(Command.objects.filter(domain="orders").values_list("id", flat=True))
+    assert too_many is None
+    before = rows_read("command_bus_command")
+    assert len(list_commands("orders", status=Status.PENDING, limit=10)) == 10
+    assert rows_read("command_bus_command") - before < 60

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib.postgres.indexes import BrinIndex
-from django.db import models
+from django.db import connections, models
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 
@@ -18,15 +18,25 @@ ALL = [status.value for status in Status]
 
 
 class CommandQuerySet(models.QuerySet["Command"]):
-    def with_status(self, status: Status) -> CommandQuerySet:
-        """Rows of one status; the rare ones by their index."""
+    def with_status(self, domain: str, status: Status) -> CommandQuerySet:
+        """Found soon, however many of other statuses there are: no index has all of them."""
+        commands = self.filter(domain=domain)
         if status in RARE:
-            return self.filter(rare_status=status.value)
-        return self.filter(status=status.value)
+            return commands.filter(rare_status=status.value)
+        if status in LIVE and (rows := self._live_rows(domain)) is not None:
+            commands = commands.filter(id__in=rows)
+        return commands.filter(status=status.value)  # so many that the newest are soon met
+
+    def _live_rows(self, domain: str) -> list[int] | None:
+        """None if they are many."""
+        with connections[self.db].cursor() as cursor:
+            cursor.execute("SELECT commandbus.live_rows(%s)", [domain])
+            [rows] = cursor.fetchone()
+        return rows if rows is None else list(rows)
 
     def troubleshooting(self, domain: str) -> CommandQuerySet:
         """What waits for an operator."""
-        return self.filter(domain=domain).with_status(Status.IN_TROUBLESHOOTING_QUEUE)
+        return self.with_status(domain, Status.IN_TROUBLESHOOTING_QUEUE)
 
 
 class Command(models.Model):
