@@ -48,7 +48,8 @@ bench-report: $(VENV)/dev.stamp ## the README's table, from what was measured la
 	$(BIN)/python -m benchmarks.report
 
 coverage: $(VENV)/dev.stamp ## of the last `make test`: at least 95 % of lines and branches
-	$(BIN)/coverage combine --quiet
+	@test -z "$$(ls .coverage.* 2>/dev/null)" || $(BIN)/coverage combine --quiet
+	@test -f .coverage || { echo "There is nothing to report on: run 'make test' first."; exit 1; }
 	$(BIN)/coverage report
 
 lint: $(VENV)/dev.stamp
