@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -140,6 +142,9 @@ def test_finish_takes_only_ends(status: str) -> None:
         {"status": "IN_PROGRESS", "lease_read_ct": None, "lease_expires_at": None},
         {"answer": {"early": True}},
         {"attempts": -1},
+        {"lease_read_ct": 1},
+        {"lease_expires_at": datetime.now(UTC)},
+        {"status": "COMPLETED", "lease_read_ct": 1, "lease_expires_at": datetime.now(UTC)},
         {"max_attempts": 0},
     ],
 )
@@ -214,6 +219,25 @@ def test_error_texts_of_any_length_and_encoding_are_stored() -> None:
     assert command is not None
     assert command.last_error_msg is not None
     assert command.last_error_msg.endswith("… [cut: 40000 characters]")
+
+
+@pytest.mark.parametrize("call", ["fail", "finish"])
+def test_error_texts_from_sql_are_cut_too(call: str) -> None:
+    lease = bring_to(LEASED)
+    calls = {
+        "fail": "SELECT commandbus.fail('orders', %s::uuid[], %s::bigint[], %s::int[], %s::jsonb[])",
+        "finish": "SELECT commandbus.finish('orders', %s::uuid[], %s::bigint[], %s::int[], ARRAY['FAILED'],"
+        " errors => %s::jsonb[])",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(
+            calls[call],
+            [[lease.command_id], [lease.msg_id], [lease.read_ct], [json.dumps({"code": "C", "message": "x" * 30_000})]],
+        )
+    command = get_command("orders", lease.command_id)
+    assert command is not None
+    assert command.last_error_msg == "x" * 9900 + "… [cut: 30000 characters]"
+    assert command.last_error_code == "C"
 
 
 def test_the_same_from_psql() -> None:

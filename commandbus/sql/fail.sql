@@ -35,7 +35,7 @@ BEGIN
     _rows := commandbus.rows_of(fail.domain, fail.command_ids);
 
     WITH held AS MATERIALIZED (
-        SELECT c.id, w.error, w.delay, w.reason
+        SELECT c.id, commandbus.cut_error(w.error) AS error, w.delay, w.reason
         FROM unnest(_rows, fail.msg_ids, fail.read_cts, fail.errors, fail.delays, fail.reasons)
             AS w(id, msg_id, read_ct, error, delay, reason)
         JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct

@@ -50,7 +50,7 @@ BEGIN
             answer = commandbus.answer_of(w.result, w.error),
             updated_at = _now
         FROM (
-            SELECT *
+            SELECT u.id, u.command_id, u.msg_id, u.read_ct, u.status, u.result, commandbus.cut_error(u.error) AS error
             FROM unnest(_rows, finish.command_ids, finish.msg_ids, finish.read_cts, finish.statuses, finish.results,
                         finish.errors) AS u(id, command_id, msg_id, read_ct, status, result, error)
             ORDER BY u.id  -- everyone locks commands in this order

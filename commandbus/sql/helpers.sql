@@ -184,3 +184,20 @@ AS $function$
     SELECT CASE status WHEN 'IN_TROUBLESHOOTING_QUEUE' THEN 'it was retried since it was chosen, and has failed again'
                        ELSE pg_catalog.format('its status is %s', status) END
 $function$;
+
+-- An error as it is stored: its text may be of any length. (Errors of handlers are cut in Python, with their traceback.)
+-- No SET clause, so that PostgreSQL can inline it.
+CREATE OR REPLACE FUNCTION commandbus.cut_error(error jsonb)
+RETURNS jsonb
+LANGUAGE sql
+STABLE
+AS $function$
+    SELECT CASE
+        WHEN pg_catalog.length(error OPERATOR(pg_catalog.->>) 'message') OPERATOR(pg_catalog.>) 10000
+        THEN error OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object(
+            'message', pg_catalog.format(
+                '%s… [cut: %s characters]', pg_catalog.left(error OPERATOR(pg_catalog.->>) 'message', 9900),
+                pg_catalog.length(error OPERATOR(pg_catalog.->>) 'message')))
+        ELSE error
+    END
+$function$;
