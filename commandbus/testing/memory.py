@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from commandbus.encoding import json_object
-from commandbus.exceptions import InvalidCommandError, UnknownDomainError
+from commandbus.exceptions import InvalidCommandError, UnknownDomainError, UnknownQueueError
 from commandbus.messages import (
     LIVE,
     Answer,
@@ -29,8 +29,10 @@ from commandbus.messages import (
     ReceivedCommand,
     Status,
 )
+from commandbus.policies import LONGEST, is_between
 from commandbus.testing.clock import Clock
 from commandbus.testing.pgmq import FakePgmqClient
+from commandbus.transitions import bodies_of
 from commandbus.typed import data_json
 
 
@@ -68,6 +70,15 @@ class InMemoryBus:
             self.pgmq.create_queue(f"{domain}__commands")
             self.pgmq.create_queue(f"{domain}__replies")
 
+    def _verify(self, commands: Sequence[NewCommand]) -> None:
+        """Refuse what PostgreSQL does."""
+        bodies_of(commands)
+        for command in commands:
+            if not 1 <= len(command.command_type) <= 255 or not is_between(command.delay or 0, 0, LONGEST):
+                raise InvalidCommandError(f"command {command.command_id} is not valid: {command!r:.500}")
+            if command.reply_to is not None and command.reply_to not in self.pgmq.list_queues():
+                raise UnknownQueueError(f"the reply queue {command.reply_to!r} does not exist; create it first")
+
     def advance(self, seconds: float) -> None:
         """Let time pass: delays, backoffs and leases end."""
         self.clock.advance(seconds)
@@ -81,6 +92,7 @@ class InMemoryBus:
         wake: bool = False,
     ) -> dict[UUID, str]:
         self._require(domain)
+        self._verify(commands)
         limits = list(max_attempts or [None] * len(commands))
         contents = {command.command_id: _content(command) for command in reversed(commands)}
         conflicts = {

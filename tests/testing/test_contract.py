@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.db import connection, transaction
 
 from commandbus.api import audit_trail, get_command
 from commandbus.exceptions import (
@@ -18,6 +20,7 @@ from commandbus.exceptions import (
     PermanentCommandError,
     TransientCommandError,
     UnknownDomainError,
+    UnknownQueueError,
 )
 from commandbus.handlers import Handler, HandlerRegistry
 from commandbus.messages import Command, ErrorInfo, Failure, Finish, NewCommand, Reply, Status
@@ -54,6 +57,10 @@ class Setup(ABC):
     def put_raw(self, message: Any) -> None: ...
 
     @abstractmethod
+    def archived(self) -> list[str]:
+        """The ids in messages that were set aside."""
+
+    @abstractmethod
     def pause(self) -> None: ...
 
 
@@ -77,6 +84,9 @@ class Memory(Setup):
 
     def put_raw(self, message: Any) -> None:
         self.memory.pgmq.send(f"{DOMAIN}__commands", message)
+
+    def archived(self) -> list[str]:
+        return [m.message["command_id"] for m in self.memory.pgmq._queues[f"{DOMAIN}__commands"].archive.values()]
 
     def pause(self) -> None:
         self.memory.paused.add(DOMAIN)
@@ -103,6 +113,11 @@ class Postgres(Setup):
 
     def put_raw(self, message: Any) -> None:
         PgmqClient().send(f"{DOMAIN}__commands", message)
+
+    def archived(self) -> list[str]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT message ->> 'command_id' FROM pgmq.a_orders__commands")
+            return [command_id for (command_id,) in cursor.fetchall()]
 
     def pause(self) -> None:
         Domain.objects.filter(name=DOMAIN).update(paused=True)
@@ -162,6 +177,21 @@ def test_two_contents_under_one_id_in_one_call_conflict(setup: Setup) -> None:
 def test_an_unknown_domain_is_an_error_that_names_the_known_ones(setup: Setup) -> None:
     with pytest.raises(UnknownDomainError, match=r"'nowhere' is not registered; known: .*orders"):
         setup.bus.send("nowhere", [new()])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"command_type": ""}, InvalidCommandError),
+        ({"delay": -5.0}, InvalidCommandError),
+        ({"data": {"text": "x" * 2**21}}, InvalidCommandError),
+        ({"reply_to": "nowhere"}, UnknownQueueError),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(setup: Setup, wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error), transaction.atomic() if setup.using else nullcontext():
+        setup.bus.send(DOMAIN, [new(), new()._replace(**wrong)])
+    assert setup.bus.receive(DOMAIN, qty=10, vt=30) == []
 
 
 def test_data_that_json_cannot_hold_is_refused(setup: Setup) -> None:
@@ -433,6 +463,7 @@ def test_the_message_of_an_ended_command_is_set_aside(setup: Setup) -> None:
     assert setup.bus.receive(DOMAIN, qty=10, vt=30) == []
     setup.advance(1000)
     assert setup.bus.receive(DOMAIN, qty=10, vt=30) == []
+    assert setup.archived() == [str(command.command_id)]
     assert setup.command(command.command_id).status == Status.COMPLETED
 
 
