@@ -8,6 +8,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 
 from commandbus import conf, install
+from commandbus.exceptions import ConfigurationError
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -17,7 +18,10 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     if problems:
         return problems
     config = conf.current()
-    aliases = {*install.databases(), *config.listen_databases.values()}
+    try:
+        aliases = {*install.databases(), *config.listen_databases.values()}
+    except ConfigurationError as error:
+        return [Error(str(error), id="commandbus.E001")]
     for alias in sorted(aliases):
         database: dict[str, Any] = settings.DATABASES.get(alias, {})
         engine = database.get("ENGINE", "")

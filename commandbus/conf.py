@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from keyword import iskeyword
 from typing import Any, Literal
 
 from django.conf import settings
@@ -16,7 +17,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from commandbus.exceptions import ConfigurationError
-from commandbus.policies import VERDICTS, ExceptionMapping, RetryPolicy
+from commandbus.policies import VERDICTS, ExceptionMapping, RetryPolicy, is_between
 
 DEFAULT_ALIAS = "default"
 LONGEST_QUEUE = 47
@@ -232,25 +233,25 @@ def _exceptions(value: object) -> ExceptionMapping:
 
 
 def _max_payload_bytes(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 200 * 1024 * 1024:
+    if not isinstance(value, int) or not is_between(value, 1, 200 * 1024 * 1024):
         raise ConfigurationError("it must be a number of bytes from 1 to 209715200")
     return value
 
 
 def _crash_limit(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
+    if not isinstance(value, int) or not is_between(value, 1, 1000):
         raise ConfigurationError("it must be a number from 1 to 1000")
     return value
 
 
 def _grace(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 365 * 24 * 3600:
+    if not isinstance(value, int | float) or not is_between(value, 0, 365 * 24 * 3600):
         raise ConfigurationError("it must be a number of seconds from 0 to a year")
     return float(value)
 
 
 def _module_name(value: object) -> str:
-    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+    if not isinstance(value, str) or not all(part.isidentifier() and not iskeyword(part) for part in value.split(".")):
         raise ConfigurationError("it must be the name of a module")
     return value
 

@@ -16,7 +16,7 @@ from django.apps import AppConfig
 from commandbus import conf
 from commandbus.exceptions import ConfigurationError
 from commandbus.messages import Command, Reply
-from commandbus.policies import RetryPolicy
+from commandbus.policies import LONGEST, RetryPolicy, is_between
 from commandbus.typed import Reader, data_type, reader_of
 
 logger = logging.getLogger(__name__)
@@ -200,9 +200,11 @@ def _check(handler: Handler) -> None:
     conf.check_domain_name(handler.domain)
     if not isinstance(handler.command_type, str) or not 1 <= len(handler.command_type) <= 255:
         raise ConfigurationError(f"{what}: the command type must have 1 to 255 characters")
-    if handler.timeout is not None and not handler.timeout > 0:
+    if not isinstance(handler.retry_policy, RetryPolicy | None):
+        raise ConfigurationError(f"{what}: retry_policy must be a RetryPolicy, not {handler.retry_policy!r}")
+    if handler.timeout is not None and not (handler.timeout and is_between(handler.timeout, 0, LONGEST)):
         raise ConfigurationError(f"{what}: timeout must be more than 0 seconds, not {handler.timeout!r}")
-    if handler.batch_size is not None and not 1 <= handler.batch_size <= 10_000:
+    if handler.batch_size is not None and not is_between(handler.batch_size, 1, 10_000):
         raise ConfigurationError(f"{what}: batch_size must be from 1 to 10000, not {handler.batch_size!r}")
     try:
         inspect.signature(handler.function).bind(object(), object())

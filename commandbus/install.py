@@ -14,6 +14,7 @@ from django.db import OperationalError, ProgrammingError, connections, transacti
 from django.db.backends.utils import CursorWrapper
 
 from commandbus import conf
+from commandbus.exceptions import ConfigurationError
 from commandbus.handlers import registry
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,10 @@ def databases() -> list[str]:
 
 def _domains() -> list[str]:
     config = conf.current()
+    if config.reply_queue in {*config.domains, *registry.domains()}:
+        raise ConfigurationError(
+            f"COMMANDBUS['REPLY_QUEUE'] is {config.reply_queue!r}, which is also a domain; choose another name for it"
+        )
     return sorted({*config.domains, *registry.domains(), *(set(config.databases) - {config.reply_queue})})
 
 

@@ -16,6 +16,10 @@ from commandbus.exceptions import (
 )
 from commandbus.messages import Status
 
+MOST_ATTEMPTS = 1_000_000
+LONGEST = 3_155_760_000
+"""Seconds that a command may wait, here and in SQL: a hundred years."""
+
 Verdict = Literal["transient", "permanent", "business", "cancel"]
 VERDICTS: tuple[Verdict, ...] = ("transient", "permanent", "business", "cancel")
 ExceptionMapping = Mapping[type[BaseException], Verdict]
@@ -26,6 +30,11 @@ OWN: ExceptionMapping = {
     BusinessRuleError: "business",
     CommandCanceled: "cancel",
 }
+
+
+def is_between(value: object, least: float, most: float) -> bool:
+    """Whether it is a number, and no other than these."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +49,14 @@ class RetryPolicy:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backoff", tuple(self.backoff))
-        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise ConfigurationError(f"max_attempts must be 1 or more, not {self.max_attempts!r}")
-        if not self.backoff or any(not 0 <= seconds < float("inf") for seconds in self.backoff):
-            raise ConfigurationError(f"backoff must be one or more waits of 0 or more seconds, not {self.backoff!r}")
-        if not 0 <= self.jitter <= 1:
-            raise ConfigurationError(f"jitter must be between 0 and 1, not {self.jitter!r}")
+        attempts, backoff, jitter = self.max_attempts, self.backoff, self.jitter
+        if not isinstance(attempts, int) or not is_between(attempts, 1, MOST_ATTEMPTS):
+            raise ConfigurationError(f"max_attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts!r}")
+        if not isinstance(backoff, list | tuple) or not backoff or not all(is_between(s, 0, LONGEST) for s in backoff):
+            raise ConfigurationError(f"backoff must be one or more waits of 0 to {LONGEST} seconds, not {backoff!r}")
+        if not is_between(jitter, 0, 1):
+            raise ConfigurationError(f"jitter must be between 0 and 1, not {jitter!r}")
+        object.__setattr__(self, "backoff", tuple(backoff))
 
     def delay(self, attempt: int) -> float:
         seconds = float(self.backoff[min(attempt, len(self.backoff)) - 1])

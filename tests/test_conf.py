@@ -10,6 +10,7 @@ from psycopg import IsolationLevel
 
 from commandbus import conf
 from commandbus.exceptions import ConfigurationError
+from commandbus.install import register_domains
 from commandbus.policies import RetryPolicy
 
 
@@ -35,7 +36,16 @@ def errors() -> list[str]:
         ({"PAYLOAD_ARCHIVE": None}, "must be True or False"),
         ({"REPLY_QUEUE": "Replies!"}, "reply queue 'Replies!' is not valid"),
         ({"REPLY_QUEUE": "payments__commands"}, "collides with a queue"),
-        ({"RETRY_POLICY": {"max_attempts": 0}}, "max_attempts must be 1 or more, not 0"),
+        ({"RETRY_POLICY": {"max_attempts": 0}}, "max_attempts must be from 1 to 1000000, not 0"),
+        ({"RETRY_POLICY": {"max_attempts": 2**40}}, "not 1099511627776"),
+        ({"RETRY_POLICY": {"max_attempts": True}}, "not True"),
+        ({"RETRY_POLICY": {"backoff": 5}}, "backoff must be one or more waits of 0 to 3155760000 seconds, not 5"),
+        ({"RETRY_POLICY": {"backoff": (1, 1e300)}}, "not (1, 1e+300)"),
+        ({"RETRY_POLICY": {"jitter": "x"}}, "jitter must be between 0 and 1, not 'x'"),
+        ({"REPLY_QUEUE": "r" * 48}, "use at most 47"),
+        ({"CRASH_LIMIT": 0}, "COMMANDBUS['CRASH_LIMIT'] is 0: it must be a number from 1 to 1000"),
+        ({"UNKNOWN_TYPE_GRACE": -1}, "COMMANDBUS['UNKNOWN_TYPE_GRACE'] is -1"),
+        ({"HANDLERS_MODULE": "class"}, "COMMANDBUS['HANDLERS_MODULE'] is 'class'"),
         ({"RETRY_POLICY": {"tries": 3}}, "tries"),
         ({"RETRY_POLICY": 3}, "must be a RetryPolicy or a dict"),
         ({"EXCEPTIONS": {"no.such.Error": "transient"}}, "no"),
@@ -54,6 +64,16 @@ def test_manage_check_names_the_wrong_setting(setting: Any, words: str) -> None:
         assert any(words in error for error in errors()), errors()
         with pytest.raises(ConfigurationError):
             conf.current()
+
+
+@pytest.mark.parametrize("queue", ["audit1", "orders"])  # of the settings, of a handler
+def test_a_reply_queue_is_no_domain(queue: str) -> None:
+    with override_settings(COMMANDBUS={"REPLY_QUEUE": queue, "DOMAINS": ["audit1"]}):
+        assert errors() == [
+            f"COMMANDBUS['REPLY_QUEUE'] is '{queue}', which is also a domain; choose another name for it"
+        ]
+        with pytest.raises(ConfigurationError, match=queue):
+            register_domains("default")
 
 
 def test_the_settings_of_the_tests_are_right() -> None:

@@ -63,6 +63,7 @@ def nothing_was_written() -> bool:
         ({"command_type": None}, InvalidCommandError, "1 to 255 characters, not None"),
         ({"data": [1]}, InvalidCommandError, "must be a JSON object (a dict), not list"),
         ({"data": {"x": float("nan")}}, InvalidCommandError, "x is nan"),
+        ({"data": {"x": [float("-inf")]}}, InvalidCommandError, "-inf"),
         ({"data": {"x": {1}}}, InvalidCommandError, "x is a set"),
         ({"data": {"x": "a\x00"}}, InvalidCommandError, "\\u0000"),
         ({"data": {"x": "y" * 2_000_000}}, InvalidCommandError, "more bytes than the limit of 1048576"),

@@ -121,11 +121,13 @@ def test_many_outcomes_go_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finish, "GROUP", 4)
     ids = [send_command("orders", "SendMail", uuid4(), {}) for _ in range(10)]
     leases = [r.lease for r in PostgresTransitions("default").receive("orders", qty=10, vt=30)]
-    finisher = Finisher("default", ignore)
+    groups: list[int] = []
+    finisher = Finisher("default", lambda domain, outcomes: groups.append(len(outcomes)))
     finisher.put("orders", [Finish(lease, Status.COMPLETED) for lease in leases])
     finisher.stop()
     finisher.start()
     finisher.join(30)
+    assert groups == [4, 4, 2]
     assert {status(command_id) for command_id in ids} == {"COMPLETED"}
 
 
