@@ -40,8 +40,10 @@ class Handler:
     share_transaction: bool = True
     replies: bool = False
     """It handles what arrives in the domain's reply queue."""
+    # Known once it is registered:
     read: Reader | None = field(default=None, compare=False)
-    """Makes the data what the function's annotation says; None if that is a dict. Known once it is registered."""
+    """Makes the data what the function's annotation says; None if that is a dict."""
+    is_async: bool = field(default=False, compare=False)
 
     @property
     def policy(self) -> RetryPolicy:
@@ -73,7 +75,7 @@ class HandlerRegistry:
             raise ConfigurationError(
                 f"{handler.domain}/{handler.command_type} has two handlers: {other.name} and {handler.name}; keep one"
             )
-        handler = replace(handler, read=_reader(handler))
+        handler = replace(handler, read=_reader(handler), is_async=inspect.iscoroutinefunction(handler.function))
         if handler.replies:
             self._reply_handlers[handler.domain] = handler
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ def call(handler: Handler, *arguments: object) -> Any:
     function, timeout = handler.function, handler.timeout
     started = time.monotonic()
     try:
-        if inspect.iscoroutinefunction(function):
+        if handler.is_async:
             return async_to_sync(_within)(timeout, function, *arguments)
         result = function(*arguments)
     except TimeoutError as error:

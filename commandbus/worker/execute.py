@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -60,7 +60,7 @@ class Executor:
         if work.handler is None:
             _log(logging.WARNING, "command.no_handler", work)
             return [Unhandled(lease) for lease in work.leases]
-        broken = [received for received in work.received if not isinstance(received.command.data, Mapping)]
+        broken = [received for received in work.received if not isinstance(received.command.data, dict)]
         if broken:
             return [*map(_no_object, broken), *self._others(work, broken)]
         if work.handler.read is not None and work.data is None:
@@ -103,7 +103,7 @@ class Executor:
                 outcomes.append(self._after(error, work, handler, received))
         self.turn.decided = [*self.turn.decided, *outcomes]
         if fitting:
-            outcomes += self.execute(replace(work, received=tuple(fitting), data=tuple(data)))
+            outcomes += self.execute(work._replace(received=tuple(fitting), data=tuple(data)))
         return outcomes
 
     def time_out(self, work: Work) -> list[Outcome]:

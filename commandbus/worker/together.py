@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString
 
@@ -125,7 +124,7 @@ def _readable(one: Work) -> Work:
     if not isinstance(data, Mapping):
         raise InvalidDataError([("", "no object")])
     read = one.handler.read if one.handler else None
-    return one if read is None else replace(one, data=(read(data),))
+    return one if read is None else one._replace(data=(read(data),))
 
 
 def _run_one(executor: Executor, using: str, one: Work) -> list[Finish]:

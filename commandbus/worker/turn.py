@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections.abc import Collection
@@ -71,7 +70,7 @@ class Turn:
             self._begun_at = time.monotonic()
             if work.handler is not None and work.handler.timeout is not None:
                 self._work = work
-                grace = ASYNC_GRACE if inspect.iscoroutinefunction(work.handler.function) else 0.0
+                grace = ASYNC_GRACE if work.handler.is_async else 0.0
                 self._deadline = time.monotonic() + work.handler.timeout + grace
 
     def check(self) -> None:

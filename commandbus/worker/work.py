@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from commandbus.handlers import Handler
 from commandbus.messages import Command, Failure, Finish, Lease, ReceivedCommand, Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What an executor takes: one command, several for a bulk handler, or several to be handled one after the other."""
 
     domain: str

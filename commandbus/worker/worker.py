@@ -282,8 +282,8 @@ class Worker:
     def _tell_rest(self, work: Work, outcomes: list[Outcome]) -> None:
         """The call is over. What is in `outcomes` is left to tell, the rest is known."""
         self._tell(work.domain, outcomes)
-        untold = {outcome.lease for outcome in outcomes}
-        if len(untold) < len(work.received):
+        if len(outcomes) < len(work.received):
+            untold = {outcome.lease for outcome in outcomes}
             self._leases.drop(work.domain, [lease for lease in work.leases if lease not in untold])
 
     def _done(self, work: Work, *, ran: bool, spent: float) -> None:
