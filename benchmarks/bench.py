@@ -41,9 +41,12 @@ class Bench:
         yield
         self.say(f"{name}: {time.monotonic() - started:.0f} s")
 
-    def interleaved(self, sides: Sequence[str]) -> Iterator[str]:
-        """Each side in turn, in every repetition, and every other time in the opposite order."""
-        for repetition in range(self.repetitions):
+    def interleaved(self, sides: Sequence[str], *, times: int = 1) -> Iterator[str]:
+        """Each side in turn, in every repetition, and every other time in the opposite order.
+
+        `times` as often, where the difference is smaller than what two runs of the same differ by.
+        """
+        for repetition in range(times * self.repetitions):
             yield from sides if repetition % 2 == 0 else reversed(sides)
 
     @contextmanager
