@@ -6,6 +6,8 @@ import time
 
 SHORTEST = 0.005
 LONGEST = 0.05
+LONGEST_IN_VAIN = 0.1
+"""Others are faster, or the domain is paused: each look costs those who send, and gains nobody anything."""
 ENOUGH = 10
 """What a look should find at least while commands come fast."""
 
@@ -26,7 +28,9 @@ class Pace:
             return
         if found < room:
             self._last_at = time.monotonic()
-        if found == 0 or found >= ENOUGH:
+        if found == 0:
+            self._seconds = min(2 * self._seconds, LONGEST_IN_VAIN)
+        elif found >= ENOUGH:
             self._seconds = min(2 * self._seconds, LONGEST)
         else:
             self._seconds = max(self._seconds / 2, SHORTEST)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from commandbus.worker.pace import ENOUGH, LONGEST, SHORTEST, Pace
+from commandbus.worker.pace import ENOUGH, LONGEST, LONGEST_IN_VAIN, SHORTEST, Pace
 
 ROOM = 100
 
@@ -45,6 +45,8 @@ def test_what_comes_fast_is_gathered(now: float) -> None:
 
 def test_a_worker_that_is_woken_in_vain_waits_longer(now: float) -> None:
     assert waits(0, 0, 0) > waits(0) > SHORTEST
+    assert waits(*[0] * 20) == pytest.approx(LONGEST_IN_VAIN)
+    assert waits(*[0] * 20, ENOUGH) == pytest.approx(LONGEST)
 
 
 def test_a_poll_that_finds_nothing_changes_nothing(now: float) -> None:
