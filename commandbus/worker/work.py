@@ -49,6 +49,10 @@ class Work(NamedTuple):
     def leases(self) -> list[Lease]:
         return [received.lease for received in self.received]
 
+    def released(self, delay: float = 0) -> list[Outcome]:
+        """What becomes of it when it is given back."""
+        return [Release(lease, delay) for lease in self.leases]
+
 
 @dataclass(frozen=True, slots=True)
 class Release:

@@ -323,8 +323,10 @@ def test_a_reply_that_python_cannot_hold_costs_no_worker(shared: HandlerRegistry
 def test_a_reply_queue_cannot_have_the_name_of_a_domain(settings: Any, commandbus_handlers: Any) -> None:
     settings.COMMANDBUS = {"DOMAINS": ["orders", "other"], "REPLY_QUEUE": "sales"}
     assert Domain.objects.get(name="sales").replies is False
-    with pytest.raises(Exception, match="cannot be both a domain and the name of a reply queue"):
+    with pytest.raises(ConfigurationError, match="is 'sales', which is also a domain"):
         register_domains("default")
+    with pytest.raises(Exception, match="cannot be both a domain and the name of a reply queue"), transaction.atomic():
+        BUS._call("SELECT commandbus.register_domain('sales', replies => true)", [])
 
 
 @pytest.mark.parametrize("queue", ["answers", "all__replies", "a" * 47])

@@ -72,7 +72,7 @@ def test_a_handler_that_hangs_is_written_off_and_the_rest_goes_on(transactional:
                 )
                 assert cursor.fetchone() == (0,)  # its locks are gone, though its thread is not
         hanging.set()
-        wait_until(lambda: not any(thread.is_alive() for thread, _ in worker._written_off))
+        wait_until(lambda: worker._pool.is_rid_of_all())
     assert calls == [1, 2]
     assert reload(hung).last_error_code == "TIMEOUT"
     assert Order.objects.count() == (0 if transactional else 2)
@@ -91,7 +91,7 @@ def test_a_statement_that_hangs_is_canceled(transactional: bool) -> None:
         wait_until(lambda: reload(command_id).last_error_code == "TIMEOUT")
         gate.open()
         wait_until(lambda: status(command_id) in {"COMPLETED", "IN_TROUBLESHOOTING_QUEUE"})
-        wait_until(lambda: not any(thread.is_alive() for thread, _ in worker._written_off))
+        wait_until(lambda: worker._pool.is_rid_of_all())
 
 
 def test_a_coroutine_that_does_not_let_go_is_written_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_slow_worker_is_not_recycled_without_a_supervisor() -> None:
     handlers = registry_with(hang, timeout=0.1, retry_policy=RetryPolicy(max_attempts=1))
     with running_worker(handlers) as worker:
         wait_until(lambda: reload(command_id).last_error_code == "TIMEOUT")
-        worker._written_off = [(thread, time.monotonic() - 3600) for thread, _ in worker._written_off]
+        worker._pool._written_off = [(thread, time.monotonic() - 3600) for thread, _ in worker._pool._written_off]
         worker._watch("default")
         assert not worker._stopping.is_set()
         worker._supervised = True
