@@ -31,7 +31,7 @@ SENDERS = 8
 MEGABYTE = 1024 * 1024
 
 
-def ours(kind: str = "io", processes: int = 2, concurrency: int = 4, notify: str = "after_commit") -> System:
+def ours(kind: str = "io", processes: int = 2, concurrency: int = 2, notify: str = "after_commit") -> System:
     options = {"kind": kind, "processes": processes, "concurrency": concurrency}
     return System("commandbus", "benchmarks.sides.ours", options=options, environment={"BENCHMARK_NOTIFY": notify})
 

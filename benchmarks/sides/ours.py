@@ -15,7 +15,7 @@ from benchmarks.side import Side, main
 
 
 class Ours(Side):
-    def __init__(self, url: str, kind: str = "io", processes: int = 2, concurrency: int = 4) -> None:
+    def __init__(self, url: str, kind: str = "io", processes: int = 2, concurrency: int = 2) -> None:
         super().__init__(url)
         self.kind = kind
         self.processes = processes
