@@ -138,9 +138,6 @@ class Backlog:
         with self._lock:
             return max(0, self._limit() - self._held)
 
-    def held(self) -> int:
-        return self._held
-
     def is_idle(self) -> bool:
         with self._lock:
             return self._held == 0

@@ -35,9 +35,14 @@ class Fetcher:
         node_id: UUID,
         leases: Leases,
         keepers: Mapping[str, Keeper],
+        *,
         is_alone: Callable[[], bool],
+        is_behind: Callable[[str], bool],
     ) -> None:
-        """`is_alone`: whether no handler runs in this process, not even one that was written off."""
+        """`is_alone`: whether no handler runs in this process, not even one that was written off.
+
+        `is_behind`: whether a database has to be told much before more is fetched from it.
+        """
         self.options = options
         self.handlers = handlers
         self.databases = databases
@@ -45,6 +50,7 @@ class Fetcher:
         self.leases = leases
         self.keepers = keepers
         self.is_alone = is_alone
+        self.is_behind = is_behind
         self.fetched = 0
         self._positions = {domain: Position() for domain in databases}
         self._next_domain = 0
@@ -98,6 +104,8 @@ class Fetcher:
         using = self.databases[domain]
         started_at = time.monotonic()
         if started_at < self._retry_at.get(using, 0) or not self.keepers[using].is_registered:
+            return None
+        if self.is_behind(using):
             return None
         try:
             # (If leases have run out, we might receive what we are running.)

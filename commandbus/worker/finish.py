@@ -21,6 +21,8 @@ from commandbus.worker.log import log
 from commandbus.worker.work import Outcome
 
 GROUP = 500
+MOST_WAITING = 4 * GROUP
+"""How many outcomes may wait for the database before no more is fetched from it."""
 GIVE_UP_SECONDS = 10.0
 LOCK_TIMEOUT = "500ms"
 POSTPONE_SECONDS = 1.0
@@ -45,12 +47,17 @@ class Finisher(threading.Thread):
         self._told = told
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome] | None] = queue.SimpleQueue()
         self._postponed: list[tuple[float, str, Outcome]] = []
+        self._in_hand = 0
         self._ended = False
         self._stopped_at: float | None = None
 
     def put(self, domain: str, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             self._outcomes.put((domain, outcome))
+
+    def is_behind(self) -> bool:
+        """Handlers can be quicker than the database takes their outcomes, which cost memory and are not safe."""
+        return self._outcomes.qsize() + self._in_hand + len(self._postponed) > MOST_WAITING
 
     def stop(self) -> None:
         """Finish what is there, then end."""
@@ -60,8 +67,11 @@ class Finisher(threading.Thread):
     def run(self) -> None:
         try:
             while not self._ended or self._postponed:
-                for (domain, _), outcomes in self._next_group().items():
+                group = self._next_group()
+                self._in_hand = sum(map(len, group.values()))
+                for (domain, _), outcomes in group.items():
                     self._apply(domain, outcomes)
+                self._in_hand = 0
                 for (domain, _), outcomes in self._due().items():
                     self._apply(domain, outcomes, wait=False)
         finally:

@@ -81,10 +81,6 @@ class Leases:
         with self._lock:
             return [lease for lease, _ in self._held[domain].values()]
 
-    def count(self) -> int:
-        with self._lock:
-            return sum(map(len, self._held.values()))
-
     def is_empty(self) -> bool:
         with self._lock:
             return not any(self._held.values())

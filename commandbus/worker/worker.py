@@ -21,7 +21,7 @@ from commandbus.worker.backlog import Backlog
 from commandbus.worker.board import Board
 from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.fetch import RETRY_SECONDS, Fetcher
-from commandbus.worker.finish import GROUP, Finisher
+from commandbus.worker.finish import Finisher
 from commandbus.worker.keeper import Keeper
 from commandbus.worker.leases import Leases
 from commandbus.worker.log import log
@@ -31,8 +31,6 @@ from commandbus.worker.pace import Pace
 from commandbus.worker.pool import Pool
 from commandbus.worker.work import Outcome
 
-MOST_UNTOLD = 4 * GROUP
-"""How many outcomes may wait for the database before more is fetched."""
 STUCK_SECONDS = 1.0
 """How long a thread that was written off may go on until its process is recycled because of it."""
 
@@ -60,7 +58,7 @@ class Worker:
         self._listening = options.use_notify and conf.current().notify != "off"
         self._changed = Alarm(self._channels() if self._listening else {})
         self._pace = Pace()
-        self._is_behind = False
+        self._waited_for: set[str] = set()
         batches = [handler.batch_size or 1 for domain in self.databases for handler in handlers.in_domain(domain)]
         self._backlog = Backlog(options.concurrency, max(batches, default=1))
         self._leases = Leases(options.vt)
@@ -78,7 +76,14 @@ class Worker:
             is_low=self._changed.set,
         )
         self._fetcher = Fetcher(
-            options, handlers, self.databases, self.node_id, self._leases, self._keepers, self._pool.is_rid_of_all
+            options,
+            handlers,
+            self.databases,
+            self.node_id,
+            self._leases,
+            self._keepers,
+            is_alone=self._pool.is_rid_of_all,
+            is_behind=self._is_behind,
         )
 
     def run(self) -> Ending:
@@ -146,7 +151,7 @@ class Worker:
             wake(domain, using)
 
     def _room(self) -> int:
-        room = 0 if self._has_much_to_tell() else self._backlog.room()
+        room = self._backlog.room()
         if self.options.max_commands is not None:
             left = self.options.max_commands - self._fetcher.fetched
             room = min(room, left)
@@ -156,11 +161,12 @@ class Worker:
                     self.stop(Ending.RECYCLE)
         return room
 
-    def _has_much_to_tell(self) -> bool:
-        """Handlers may outrun the database in taking their outcomes, which cost memory and are unsure until then."""
-        self._is_behind = True  # before we look, so that whoever tells the last meanwhile sees it and wakes us
-        self._is_behind = self._leases.count() - self._backlog.held() > MOST_UNTOLD
-        return self._is_behind
+    def _is_behind(self, using: str) -> bool:
+        """Whether a database has to take outcomes before there is more to do from it."""
+        self._waited_for.add(using)  # before we look: whoever tells it something meanwhile sees that, and wakes us
+        if not self._finishers[using].is_behind():
+            self._waited_for.discard(using)
+        return using in self._waited_for
 
     def _is_idle(self) -> bool:
         return self._backlog.is_idle() and self._leases.is_empty()
@@ -198,7 +204,7 @@ class Worker:
 
     def _told(self, domain: str, outcomes: list[Outcome]) -> None:
         self._leases.drop(domain, [outcome.lease for outcome in outcomes])
-        if self._is_behind or self._leases.is_empty():
+        if self.databases[domain] in self._waited_for or self._leases.is_empty():
             self._changed.set()
 
     def _keeper(self, using: str) -> Keeper:

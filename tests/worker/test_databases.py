@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connections, transaction
 
 from commandbus import (
     Context,
@@ -29,6 +29,7 @@ from commandbus import (
 )
 from commandbus.handlers import HandlerRegistry
 from commandbus.models import Command, Node, Suspect
+from commandbus.pgmq import PgmqClient
 from commandbus.worker.domains import reply_queues_of
 from commandbus.worker.worker import Worker
 from tests.helpers import (
@@ -316,3 +317,21 @@ def test_a_handler_without_a_transaction_forwards_to_another_database_once(async
         wait_until(ended(command_id, "orders"))
     assert reload(command_id).attempts == 2
     assert [command.command_id for command in Command.objects.using("second").all()] == [command_id]
+
+
+def test_a_database_that_takes_no_outcomes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commandbus.worker.finish.MOST_WAITING", 20)
+    monkeypatch.setattr("commandbus.worker.backlog.MOST", 10)
+    PgmqClient("second").create_queue("answers")
+    many = send_commands("archive", [NewCommand("SendMail", uuid4(), {}, reply_to="answers") for _ in range(100)])
+    with ExitStack() as locked:
+        locked.enter_context(transaction.atomic(using="second"))
+        with connections["second"].cursor() as cursor:
+            cursor.execute("LOCK TABLE pgmq.q_answers IN SHARE MODE")
+        with running_worker(domains=("orders", "archive")) as worker:
+            wait_until(lambda: worker._finishers["second"].is_behind())
+            other = send_command("orders", "SendMail", uuid4(), {}, outside_transaction=True)
+            wait_until(ended(other, "orders"))
+            assert Command.objects.using("second").filter(domain="archive", status="PENDING").exists()
+            locked.close()
+            wait_until(lambda: all(ended(command_id)() for command_id in many))

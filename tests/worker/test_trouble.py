@@ -428,7 +428,7 @@ def test_connections_that_were_ended_while_idle_cost_no_attempt() -> None:
 
 def test_no_more_is_leased_than_the_database_takes_outcomes_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers can be quicker. What they did is not known yet, costs memory, and would be done again after a crash."""
-    monkeypatch.setattr("commandbus.worker.worker.MOST_UNTOLD", 20)
+    monkeypatch.setattr("commandbus.worker.finish.MOST_WAITING", 20)
     monkeypatch.setattr("commandbus.worker.backlog.MOST", 10)
     PgmqClient().create_queue("answers")
     send_commands("orders", [NewCommand("Test", uuid4(), {}, reply_to="answers") for _ in range(200)])
@@ -441,6 +441,6 @@ def test_no_more_is_leased_than_the_database_takes_outcomes_of(monkeypatch: pyte
         with running_worker(handlers, poll_interval=60):
             wait_until(lambda: commands.filter(status="IN_PROGRESS").count() > 20)
             time.sleep(0.5)  # if it went on, it would now
-            assert commands.filter(status="IN_PROGRESS").count() <= 20 + 10
+            assert commands.filter(status="IN_PROGRESS").count() <= 20 + 4 * 10
             locked.close()
             wait_until(lambda: commands.filter(status="COMPLETED").count() == 200)
