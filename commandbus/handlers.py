@@ -205,8 +205,11 @@ def _check(handler: Handler) -> None:
     if not isinstance(handler.retry_policy, RetryPolicy | None):
         raise ConfigurationError(f"{what}: retry_policy must be a RetryPolicy, not {handler.retry_policy!r}")
     if handler.timeout is not None and not (handler.timeout and is_between(handler.timeout, 0, LONGEST)):
-        raise ConfigurationError(f"{what}: timeout must be more than 0 seconds, not {handler.timeout!r}")
-    if handler.batch_size is not None and not is_between(handler.batch_size, 1, 10_000):
+        raise ConfigurationError(
+            f"{what}: timeout must be above 0 and up to {LONGEST} seconds, not {handler.timeout!r}"
+        )
+    size = handler.batch_size
+    if size is not None and not (isinstance(size, int) and is_between(size, 1, 10_000)):
         raise ConfigurationError(f"{what}: batch_size must be from 1 to 10000, not {handler.batch_size!r}")
     try:
         inspect.signature(handler.function).bind(object(), object())

@@ -53,7 +53,7 @@ class RetryPolicy:
         if not isinstance(attempts, int) or not is_between(attempts, 1, MOST_ATTEMPTS):
             raise ConfigurationError(f"max_attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts!r}")
         if not isinstance(backoff, list | tuple) or not backoff or not all(is_between(s, 0, LONGEST) for s in backoff):
-            raise ConfigurationError(f"backoff must be one or more waits of 0 to {LONGEST} seconds, not {backoff!r}")
+            raise ConfigurationError(f"backoff must be a list of waits of 0 to {LONGEST} seconds, not {backoff!r}")
         if not is_between(jitter, 0, 1):
             raise ConfigurationError(f"jitter must be between 0 and 1, not {jitter!r}")
         object.__setattr__(self, "backoff", tuple(backoff))

@@ -39,7 +39,10 @@ def errors() -> list[str]:
         ({"RETRY_POLICY": {"max_attempts": 0}}, "max_attempts must be from 1 to 1000000, not 0"),
         ({"RETRY_POLICY": {"max_attempts": 2**40}}, "not 1099511627776"),
         ({"RETRY_POLICY": {"max_attempts": True}}, "not True"),
-        ({"RETRY_POLICY": {"backoff": 5}}, "backoff must be one or more waits of 0 to 3155760000 seconds, not 5"),
+        (
+            {"RETRY_POLICY": {"backoff": 5}},
+            "backoff must be a list of waits of 0 to 3155760000 seconds, not 5",
+        ),
         ({"RETRY_POLICY": {"backoff": (1, 1e300)}}, "not (1, 1e+300)"),
         ({"RETRY_POLICY": {"jitter": "x"}}, "jitter must be between 0 and 1, not 'x'"),
         ({"REPLY_QUEUE": "r" * 48}, "use at most 47"),

@@ -38,8 +38,9 @@ def test_two_handlers_for_one_type_are_an_error_that_names_both(commandbus_handl
     [
         ({"domain": "Not Valid"}, "domain name"),
         ({"command_type": ""}, "1 to 255 characters"),
-        ({"timeout": 0}, "timeout must be more than 0"),
-        ({"timeout": "x"}, "timeout must be more than 0 seconds, not 'x'"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"timeout": "x"}, "timeout must be above 0 and up to 3155760000 seconds, not 'x'"),
+        ({"batch_size": 2.5}, "batch_size must be from 1 to 10000, not 2.5"),
         ({"batch_size": "x"}, "batch_size must be from 1 to 10000, not 'x'"),
         ({"retry_policy": 3}, "retry_policy must be a RetryPolicy, not 3"),
         ({"batch_size": 0}, "batch_size must be from 1"),

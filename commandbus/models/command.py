@@ -25,7 +25,7 @@ class CommandQuerySet(models.QuerySet["Command"]):
             return commands.filter(rare_status=status.value)
         if status in LIVE and (rows := self._live_rows(domain)) is not None:
             commands = commands.filter(id__in=rows)
-        return commands.filter(status=status.value)  # so many that the newest are soon met
+        return commands.filter(status=status.value)  # the newest are soon met, if they are many
 
     def _live_rows(self, domain: str) -> list[int] | None:
         """None if they are many."""

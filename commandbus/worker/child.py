@@ -38,6 +38,7 @@ def run(options: WorkerOptions, node_id: UUID, board: MutableSequence[int], verb
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.stop).start())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     threading.Thread(target=_end_with_the_supervisor, args=[worker], daemon=True).start()
+    gc.collect()
     gc.freeze()  # what was imported stays; every full collection would look through all of it
     code = EXIT_CODES[worker.run()]
     logging.shutdown()
