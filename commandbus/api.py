@@ -129,12 +129,10 @@ def list_commands(
     offset: int = 0,
 ) -> list[Command]:
     """The newest commands first."""
-    commands = Command.objects.using(database_of(domain))
-    if status is not None:
-        commands = commands.with_status(domain, Status(status))
+    every = Command.objects.using(database_of(domain))
+    commands = every.filter(domain=domain) if status is None else every.with_status(domain, Status(status))
     if command_type is not None:
         commands = commands.filter(command_type=command_type)
-    commands = commands.filter(domain=domain)
     return list(commands.order_by("-id")[offset : offset + limit])
 
 

@@ -31,8 +31,8 @@ class CommandQuerySet(models.QuerySet["Command"]):
         """None if they are many."""
         with connections[self.db].cursor() as cursor:
             cursor.execute("SELECT commandbus.live_rows(%s)", [domain])
-            [rows] = cursor.fetchone()
-        return rows if rows is None else list(rows)
+            rows: list[int] | None = cursor.fetchone()[0]
+        return rows
 
     def troubleshooting(self, domain: str) -> CommandQuerySet:
         """What waits for an operator."""

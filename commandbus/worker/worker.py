@@ -136,13 +136,13 @@ class Worker:
                 self._pass_on()
             return None
         works = self._fetcher.fetch(room)
+        self._backlog.put(works or [])
+        found = sum(len(work.received) for work in works or ())
+        if woken and (works is None or self._waited_for or found >= room):
+            self._pass_on()
         if works is None:
             return None
-        self._backlog.put(works)
-        found = sum(len(work.received) for work in works)
         self._pace.looked(found, room, woken=woken)
-        if woken and found >= room:
-            self._pass_on()
         return found
 
     def _pass_on(self) -> None:

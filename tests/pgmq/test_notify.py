@@ -126,6 +126,15 @@ def test_a_woken_worker_that_is_full_wakes_another() -> None:
     assert idle_workers() == 0
 
 
+def test_a_woken_worker_that_waits_for_the_database_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    send()
+    worker = full_worker()
+    set_idle(["orders"], NODE, "default")
+    monkeypatch.setattr(worker._finishers["default"], "is_behind", lambda: True)
+    assert worker.fetch_once() is None
+    assert idle_workers() == 0
+
+
 def test_a_woken_worker_that_may_leave_something_behind_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     send()
     worker = full_worker()
