@@ -176,17 +176,17 @@ def test_what_it_reads_does_not_grow_with_what_there_is(state: str) -> None:
     for _ in range(10):
         rows_met()
     for domain in ("orders", "other"):
-        send_many(domain, "PlaceOrder", 2000)
-        received = BUS.receive(domain, qty=2000, vt=3600)
-        BUS.finish(domain, [Finish(one.lease, Status.COMPLETED) for one in received[:1000]])
-        BUS.fail(domain, [Failure(one.lease, ERROR) for one in received[1000:]])
-        send_many(domain, "PlaceOrder", 1000)
+        send_many(domain, "PlaceOrder", 8000)
+        received = BUS.receive(domain, qty=8000, vt=3600)
+        BUS.finish(domain, [Finish(one.lease, Status.COMPLETED) for one in received[:4000]])
+        BUS.fail(domain, [Failure(one.lease, ERROR) for one in received[4000:]])
+        send_many(domain, "PlaceOrder", 4000)
     if state == "leased":
-        BUS.receive("orders", qty=1000, vt=3600)
+        BUS.receive("orders", qty=4000, vt=3600)
     elif state == "delayed":
         PgmqClient().shift_visibility("orders__commands", -timedelta(hours=1))
-    # (Where an autovacuum looks on, dead rows stay for a moment longer.)
-    assert min(rows_met() for _ in range(3)) < 100
+    # It looks nine times at eleven at most. An analysis under way may keep some dead ones from being vacuumed, too.
+    assert rows_met() < 200
 
 
 def rows_met() -> int:
