@@ -91,7 +91,8 @@ class Supervisor:
         self._idle_deaths = 0
         self._empty_at = 0.0
         self._suspects = 0
-        self._was_isolated = False
+        self._look_again = False
+        """Something was run that nobody looks behind: it may have sent more since the others found nothing."""
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; a second one ends the processes at once. Answers the exit code."""
@@ -141,7 +142,7 @@ class Supervisor:
         return bool(self._children()) or any(place.start_at is not None for place in [*self._places, self._isolated])
 
     def _starts_again(self) -> bool:
-        """All is empty, but there may be suspects, and these may send or leave something when they have run."""
+        """All is empty, but there may be suspects, or something that was sent since."""
         if self._signals:
             return False
         now = time.monotonic()
@@ -150,15 +151,15 @@ class Supervisor:
             return True
         before, self._suspects = self._suspects, self._reports.suspects()
         self._empty_at = 0.0
-        if self._was_isolated:
-            self._was_isolated = False
+        if self._look_again:
+            self._look_again = False
             for place in self._places:
                 place.start_at = 0.0
             return True
-        self._was_isolated = bool(self._suspects) and self._suspects != before
-        if self._was_isolated:
-            self._isolated.start_at = 0.0
-        return self._was_isolated
+        if not self._suspects or self._suspects == before:
+            return False
+        self._isolated.start_at = 0.0
+        return True
 
     def _end(self) -> None:
         """Leave no process behind, and nothing that one of them held, if the databases can still be told."""
@@ -216,6 +217,8 @@ class Supervisor:
             if self._idle_deaths >= IDLE_DEATHS:
                 started = {domain: [(0, 2**63 - 1)] for domain in self.databases}
             self._reports.add(Death(one.node_id, one.process.pid, started, one.killed))
+        if one is self._isolated.child or one in self._leaving:
+            self._look_again = self._look_again or one.board.has_fetched()
         if one in self._leaving:
             self._leaving.remove(one)
             return

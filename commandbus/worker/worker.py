@@ -138,6 +138,8 @@ class Worker:
         works = self._fetcher.fetch(room)
         self._backlog.put(works or [])
         found = sum(len(work.received) for work in works or ())
+        if found:
+            self._board.say_fetched()
         if woken and (works is None or self._waited_for or found >= room):
             self._pass_on()
         if works is None:

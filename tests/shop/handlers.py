@@ -143,5 +143,6 @@ def leave(command: Command, context: Context) -> None:
 @command_handler("orders", "Chain")
 def chain(command: Command, context: Context) -> None:
     """Sends the next of its kind until the chain is long enough."""
+    obey(command.data, context)
     if command.data["length"] > 1:
         send_command("orders", "Chain", uuid4(), {"length": command.data["length"] - 1})

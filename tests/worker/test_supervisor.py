@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from django.core.management import call_command
 
-from commandbus import NewCommand, audit_trail, nodes, send_command, send_commands
+from commandbus import NewCommand, audit_trail, nodes, pause_domain, send_command, send_commands
 from commandbus.models import Command, Node, Suspect
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
@@ -62,6 +62,44 @@ def test_until_empty_also_works_off_suspects_and_what_they_send() -> None:
     call_command("commandbus_worker", "orders", "--until-empty", "--concurrency=2")
     assert status(suspect) == "COMPLETED"
     assert Command.objects.filter(status="COMPLETED").count() == 3
+
+
+def test_until_empty_also_works_off_what_a_suspect_sends_that_outlasts_the_others() -> None:
+    with barrier(1) as others, barrier(2) as alone:
+        send("Chain", length=3, barrier=alone.key)
+        PostgresTransitions("default").receive("orders", qty=1, vt=30, node_id=uuid4())
+        advance("orders", 31)
+        send("SendMail", barrier=others.key)
+        with worker_process("orders", "--until-empty") as worker:
+            wait_until(lambda: others.arrived() and alone.arrived())
+            others.open()
+            wait_until(lambda: Node.objects.get(role="worker").stopped_at is not None)
+            alone.open()
+            assert worker.wait(PATIENCE) == 0
+    assert Command.objects.filter(status="COMPLETED").count() == 4
+
+
+def test_until_empty_also_works_off_what_a_process_sends_that_is_replaced() -> None:
+    with barrier() as gate:
+        send("Chain", length=3, barrier=gate.key)
+        with worker_process("orders", "--until-empty", "--max-commands=1") as worker:
+            wait_until(gate.arrived)
+            wait_until(lambda: Node.objects.filter(stopped_at__isnull=False).exists())  # the replacement found nothing
+            gate.open()
+            assert worker.wait(PATIENCE) == 0
+    assert Command.objects.filter(status="COMPLETED").count() == 3
+
+
+def test_until_empty_ends_though_a_suspect_cannot_be_run() -> None:
+    suspect = send("Chain", length=1)
+    PostgresTransitions("default").receive("orders", qty=1, vt=30, node_id=uuid4())
+    advance("orders", 31)
+    PostgresTransitions("default").receive("orders", qty=1, vt=30, node_id=uuid4())
+    assert Suspect.objects.count() == 1
+    pause_domain("orders")
+    with worker_process("orders", "--until-empty") as worker:
+        assert worker.wait(PATIENCE) == 0
+    assert status(suspect) == "PENDING"
 
 
 def test_a_process_is_replaced_after_so_many_commands() -> None:
