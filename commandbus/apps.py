@@ -15,15 +15,18 @@ class CommandBusConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from commandbus.checks import check_settings
+        from commandbus.checks import check_range_filter, check_settings
 
         checks.register(check_settings, checks.Tags.compatibility)
+        checks.register(check_range_filter, checks.Tags.admin)
         post_migrate.connect(_prepare_database, sender=self, dispatch_uid="commandbus.prepare")
         if not conf.problems():  # the check names them; commands that run checks must still start
             handlers.discover(apps.get_app_configs(), conf.current().handlers_module)
 
 
-def _prepare_database(*, using: str, **_: Any) -> None:
+def _prepare_database(*, app_config: AppConfig, using: str, **_: Any) -> None:
     from commandbus.install import prepare
+    from commandbus.permissions import create_groups
 
     prepare(using)
+    create_groups(app_config, using)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
+from django.core import checks
 from django.core.checks import CheckMessage, Error
 
 from commandbus import conf, install
 from commandbus.exceptions import ConfigurationError
+
+
+def check_range_filter(**_: Any) -> list[CheckMessage]:
+    if not apps.is_installed("django.contrib.admin") or apps.is_installed("rangefilter"):
+        return []
+    return [
+        checks.Warning(
+            "the admin's lists of commands cannot be narrowed to a range of dates",
+            hint="Add 'rangefilter' to INSTALLED_APPS (it is installed with commandbus)",
+            id="commandbus.W001",
+        )
+    ]
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:

@@ -45,10 +45,13 @@ class Migration(migrations.Migration):
                         help_text="Since when no heartbeat was missed",
                     ),
                 ),
+                ("stop_requested_at", models.DateTimeField(help_text="When an operator asked it to stop", null=True)),
                 ("stopped_at", models.DateTimeField(null=True)),
             ],
             options={
                 "db_table": "command_bus_node",
+                "default_permissions": ("view",),
+                "permissions": [("stop_node", "Can ask nodes to stop")],
             },
         ),
         migrations.CreateModel(
@@ -63,6 +66,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_unreadable_message",
+                "default_permissions": ("view",),
             },
         ),
         # Partitioned by month from the first day, with a default partition so that no send ever fails for want of one.
@@ -83,6 +87,8 @@ class Migration(migrations.Migration):
                     ) PARTITION BY RANGE (ts);
                     ALTER SEQUENCE command_bus_audit_audit_id_seq OWNED BY command_bus_audit.audit_id;
                     CREATE INDEX ix_command_bus_audit_cmdid_ts ON command_bus_audit (command_id, ts);
+                    CREATE INDEX ix_command_bus_audit_event ON command_bus_audit (event_type, audit_id)
+                        WHERE event_type NOT IN ('SENT', 'RECEIVED', 'COMPLETED');
                     CREATE TABLE command_bus_audit_default PARTITION OF command_bus_audit DEFAULT;
                     """,
                     reverse_sql="DROP TABLE command_bus_audit",
@@ -100,9 +106,19 @@ class Migration(migrations.Migration):
                         ("details_json", models.JSONField(null=True)),
                     ],
                     options={
-                        "verbose_name_plural": "audit",
+                        "verbose_name": "audit event",
                         "db_table": "command_bus_audit",
-                        "indexes": [models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts")],
+                        "default_permissions": ("view",),
+                        "indexes": [
+                            models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts"),
+                            models.Index(
+                                condition=models.Q(
+                                    ("event_type__in", ["SENT", "RECEIVED", "COMPLETED"]), _negated=True
+                                ),
+                                fields=["event_type", "audit_id"],
+                                name="ix_command_bus_audit_event",
+                            ),
+                        ],
                     },
                 ),
             ],
@@ -173,12 +189,34 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_command",
+                "default_permissions": ("view",),
+                "permissions": [
+                    ("retry_command", "Can retry commands of the Troubleshooting Queue"),
+                    ("cancel_command", "Can cancel commands"),
+                    ("complete_command", "Can complete commands of the Troubleshooting Queue by hand"),
+                    ("edit_command_payload", "Can change the data of commands and retry them"),
+                ],
                 "indexes": [
                     models.Index(fields=["domain", "command_type", "id"], name="ix_command_bus_command_type"),
                     models.Index(
                         condition=models.Q(("rare_status__isnull", False)),
-                        fields=["rare_status", "domain", "command_type"],
+                        fields=["rare_status", "domain", "command_type", "id"],
                         name="ix_command_bus_command_rare",
+                    ),
+                    models.Index(
+                        condition=models.Q(("last_error_code__isnull", False)),
+                        fields=["last_error_code", "id"],
+                        name="ix_command_bus_command_code",
+                    ),
+                    models.Index(
+                        condition=models.Q(("last_error_type__isnull", False)),
+                        fields=["last_error_type", "id"],
+                        name="ix_command_bus_command_error",
+                    ),
+                    models.Index(
+                        condition=models.Q(("correlation_id", models.F("command_id")), _negated=True),
+                        fields=["correlation_id", "id"],
+                        name="ix_command_bus_command_corr",
                     ),
                     django.contrib.postgres.indexes.BrinIndex(
                         autosummarize=True, fields=["created_at"], name="ix_command_bus_command_created"
@@ -252,6 +290,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="TroubledCommand",
+            fields=[],
+            options={
+                "verbose_name": "command in trouble",
+                "verbose_name_plural": "troubleshooting",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("commandbus.command",),
+        ),
+        migrations.CreateModel(
             name="CommandType",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -268,6 +319,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_command_type",
+                "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(fields=("domain", "command_type"), name="uq_command_bus_command_type"),
                     models.CheckConstraint(
@@ -302,6 +354,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_domain",
+                "default_permissions": ("view",),
+                "permissions": [("pause_domain", "Can pause and resume domains")],
                 "constraints": [
                     models.CheckConstraint(
                         condition=models.Q(
@@ -326,6 +380,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_payload_archive",
+                "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(fields=("domain", "command_id"), name="uq_command_bus_payload_archive")
                 ],
@@ -345,6 +400,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_suspect",
+                "default_permissions": (),
             },
         ),
         migrations.CreateModel(
@@ -364,6 +420,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "command_bus_tombstone",
+                "default_permissions": (),
                 "indexes": [
                     models.Index(
                         condition=models.Q(("unique_globally", True)),

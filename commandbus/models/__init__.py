@@ -1,5 +1,5 @@
 from commandbus.models.audit import Audit
-from commandbus.models.command import Command
+from commandbus.models.command import Command, TroubledCommand
 from commandbus.models.domain import CommandType, Domain
 from commandbus.models.node import Node
 from commandbus.models.payload import PayloadArchive, UnreadableMessage
@@ -15,5 +15,6 @@ __all__ = [
     "PayloadArchive",
     "Suspect",
     "Tombstone",
+    "TroubledCommand",
     "UnreadableMessage",
 ]

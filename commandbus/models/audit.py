@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+from django.db.models import Q
 from django.db.models.functions import Now
 
 
@@ -18,8 +19,17 @@ class Audit(models.Model):
 
     class Meta:
         db_table = "command_bus_audit"
-        verbose_name_plural = "audit"
-        indexes: ClassVar = [models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts")]
+        default_permissions = ("view",)
+        verbose_name = "audit event"
+        indexes: ClassVar = [
+            models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts"),
+            # What every command has is not in it, so that the usual path does not write it.
+            models.Index(
+                fields=["event_type", "audit_id"],
+                name="ix_command_bus_audit_event",
+                condition=~Q(event_type__in=["SENT", "RECEIVED", "COMPLETED"]),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.event_type} {self.command_id}"

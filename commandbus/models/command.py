@@ -85,6 +85,13 @@ class Command(models.Model):
 
     class Meta:
         db_table = "command_bus_command"
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("retry_command", "Can retry commands of the Troubleshooting Queue"),
+            ("cancel_command", "Can cancel commands"),
+            ("complete_command", "Can complete commands of the Troubleshooting Queue by hand"),
+            ("edit_command_payload", "Can change the data of commands and retry them"),
+        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["domain", "command_id"], name="uq_command_bus_command_domain_cmdid"),
             models.UniqueConstraint(
@@ -111,9 +118,25 @@ class Command(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["domain", "command_type", "id"], name="ix_command_bus_command_type"),
             models.Index(
-                fields=["rare_status", "domain", "command_type"],
+                fields=["rare_status", "domain", "command_type", "id"],
                 name="ix_command_bus_command_rare",
                 condition=Q(rare_status__isnull=False),
+            ),
+            # Written only when something has failed, or is part of a chain.
+            models.Index(
+                fields=["last_error_code", "id"],
+                name="ix_command_bus_command_code",
+                condition=Q(last_error_code__isnull=False),
+            ),
+            models.Index(
+                fields=["last_error_type", "id"],
+                name="ix_command_bus_command_error",
+                condition=Q(last_error_type__isnull=False),
+            ),
+            models.Index(
+                fields=["correlation_id", "id"],
+                name="ix_command_bus_command_corr",
+                condition=~Q(correlation_id=F("command_id")),
             ),
             BrinIndex(fields=["created_at"], name="ix_command_bus_command_created", autosummarize=True),
             BrinIndex(fields=["updated_at"], name="ix_command_bus_command_updated", autosummarize=True),
@@ -136,3 +159,13 @@ class Command(models.Model):
             "completed_at": self.updated_at.isoformat(),
             **(self.answer or {"data": {}, "error": None}),
         }
+
+
+class TroubledCommand(Command):
+    """What waits for an operator, as an entry of its own in the admin."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = "command in trouble"
+        verbose_name_plural = "troubleshooting"

@@ -30,6 +30,8 @@ class Domain(models.Model):
 
     class Meta:
         db_table = "command_bus_domain"
+        default_permissions = ("view",)
+        permissions: ClassVar = [("pause_domain", "Can pause and resume domains")]
         constraints: ClassVar = [
             models.CheckConstraint(
                 condition=Q(
@@ -53,6 +55,7 @@ class CommandType(models.Model):
 
     class Meta:
         db_table = "command_bus_command_type"
+        default_permissions = ()
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["domain", "command_type"], name="uq_command_bus_command_type"),
             models.CheckConstraint(condition=Q(max_attempts__gte=1), name="ck_command_bus_command_type_attempts"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import ClassVar
 
 from django.db import models
 from django.db.models.functions import Now
@@ -21,10 +22,13 @@ class Node(models.Model):
     heartbeat_at = models.DateTimeField(db_default=Now())
     heartbeat_seconds = models.FloatField(db_default=10.0, help_text="Between two heartbeats")
     heard_since = models.DateTimeField(db_default=Now(), help_text="Since when no heartbeat was missed")
+    stop_requested_at = models.DateTimeField(null=True, help_text="When an operator asked it to stop")
     stopped_at = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "command_bus_node"
+        default_permissions = ("view",)
+        permissions: ClassVar = [("stop_node", "Can ask nodes to stop")]
 
     def __str__(self) -> str:
         return self.name

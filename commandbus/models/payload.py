@@ -16,6 +16,7 @@ class PayloadArchive(models.Model):
 
     class Meta:
         db_table = "command_bus_payload_archive"
+        default_permissions = ()
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["domain", "command_id"], name="uq_command_bus_payload_archive")
         ]
@@ -35,6 +36,7 @@ class UnreadableMessage(models.Model):
 
     class Meta:
         db_table = "command_bus_unreadable_message"
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.queue_name}/{self.msg_id}"

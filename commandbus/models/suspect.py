@@ -15,6 +15,7 @@ class Suspect(models.Model):
 
     class Meta:
         db_table = "command_bus_suspect"
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.domain} {self.command_id}"

@@ -22,6 +22,7 @@ class Tombstone(models.Model):
 
     class Meta:
         db_table = "command_bus_tombstone"
+        default_permissions = ()
         indexes: ClassVar = [
             models.Index(
                 fields=["command_id"], name="ix_command_bus_tombstone_cmdid", condition=Q(unique_globally=True)
