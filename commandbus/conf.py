@@ -73,6 +73,9 @@ class Config:
     notify: NotifyMode = "after_commit"
     """NOTIFY: wake an idle worker after the commit of a send, within its transaction, or leave it to polling."""
 
+    mask: tuple[str, ...] = ("password", "passwd", "secret", "token", "api_key", "authorization")
+    """MASK: keys of JSON objects, at any depth, whose values the admin never shows. Case does not matter."""
+
     listen_databases: Mapping[str, str] = field(default_factory=dict)
     """LISTEN_DATABASES: alias → alias of a direct connection for LISTEN, where the first goes through PgBouncer."""
 
@@ -204,6 +207,15 @@ def _listen_databases(value: object) -> dict[str, str]:
     return aliases
 
 
+def _keys(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise ConfigurationError("it must be a list of names")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{name!r} is not the name of a key")
+    return tuple(value)
+
+
 def _reply_queue(value: object) -> str | None:
     if value is not None:
         check_reply_queue(value)
@@ -271,5 +283,6 @@ _READERS: dict[str, Callable[[object], object]] = {
     "UNKNOWN_TYPE_GRACE": _grace,
     "HANDLERS_MODULE": _module_name,
     "NOTIFY": _choice("after_commit", "in_transaction", "off"),
+    "MASK": _keys,
     "LISTEN_DATABASES": _listen_databases,
 }
