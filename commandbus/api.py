@@ -103,16 +103,21 @@ def cancel_command(domain: str, command_id: UUID, reason: str | None = None) -> 
         raise CommandRefusedError(domain, answer.command_id, answer.why or "")
 
 
-def pause_domain(domain: str) -> bool:
+def pause_domain(domain: str, *, operator: str | None = None, reason: str | None = None) -> bool:
     """Let workers receive nothing more of a domain. What runs goes on, and commands can be sent.
 
     Answers whether that changed anything.
     """
-    return transitions.PostgresTransitions(database_of(domain)).pause(domain, True)
+    return _pause(domain, True, operator, reason)
 
 
-def resume_domain(domain: str) -> bool:
-    return transitions.PostgresTransitions(database_of(domain)).pause(domain, False)
+def resume_domain(domain: str, *, operator: str | None = None, reason: str | None = None) -> bool:
+    return _pause(domain, False, operator, reason)
+
+
+def _pause(domain: str, paused: bool, operator: str | None, reason: str | None) -> bool:
+    texts = [None if text is None else storable(text) for text in (operator, reason)]
+    return transitions.PostgresTransitions(database_of(domain)).pause(domain, paused, *texts)
 
 
 def get_command(domain: str, command_id: UUID) -> Command | None:

@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 import commandbus
+from commandbus.messages import storable
 from commandbus.models import Node
 
 HEARTBEAT_SECONDS = 10.0
@@ -43,9 +44,22 @@ def register(
     Node.objects.using(using).bulk_create([node], ignore_conflicts=True)
 
 
-def heartbeat(using: str, node_id: UUID) -> None:
+def heartbeat(using: str, node_id: UUID) -> bool:
+    """Answers whether an operator has asked the node to stop."""
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT commandbus.heartbeat(%s)", [node_id])
+        return bool(cursor.fetchone()[0])
+
+
+def ask_to_stop(using: str, node_id: UUID, *, operator: str | None = None, reason: str | None = None) -> bool:
+    """Let a node end what it runs, give back the rest, and stop. Its supervisor does not replace it.
+
+    Answers whether it was asked: False for one that has stopped or was asked before.
+    """
+    texts = [None if text is None else storable(text) for text in (operator, reason)]
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT commandbus.stop_node(%s, %s, %s)", [node_id, *texts])
+        return bool(cursor.fetchone()[0])
 
 
 def types_handled_elsewhere(using: str, domain: str, node_id: UUID) -> set[str]:

@@ -64,8 +64,8 @@ class NodeStatus:
     host: str
     pid: int
     heartbeat_seconds_ago: float
-    state: Literal["alive", "late", "stopped"]
-    """late: not heard of for several of its heartbeats."""
+    state: Literal["alive", "late", "stopping", "stopped"]
+    """late: not heard of for several of its heartbeats. stopping: an operator has asked it to."""
     held: int
     """Running commands, of the domains that were asked for."""
 
@@ -187,13 +187,21 @@ def _nodes_in(using: str, statuses: Sequence[DomainStatus], *, everyone: bool) -
             host=node.host,
             pid=node.pid,
             heartbeat_seconds_ago=max(node.silence.total_seconds(), 0.0),
-            state="stopped" if node.stopped_at else "alive" if node.silence <= node.patience else "late",
+            state=_state(node),
             held=held[node.node_id],
         )
         for node in nodes
         if everyone or asked & set(node.domains)
     ]
     return sorted(found, key=lambda node: (node.name, node.state, node.pid))
+
+
+def _state(node: Any) -> Literal["alive", "late", "stopping", "stopped"]:
+    if node.stopped_at:
+        return "stopped"
+    if node.silence > node.patience:
+        return "late"
+    return "stopping" if node.stop_requested_at else "alive"
 
 
 def _why(error: Exception) -> str:

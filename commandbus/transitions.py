@@ -232,14 +232,22 @@ class PostgresTransitions:
         rows = self._call("SELECT commandbus.release_unknown(%s, %s, %s::bigint[])", [domain, node_id, list(held)])
         return {row[0] for row in rows}
 
-    def pause(self, domain: str, paused: bool) -> bool:
-        [row] = self._call("SELECT commandbus.pause(%s, %s)", [domain, paused])
+    def pause(self, domain: str, paused: bool, operator: str | None = None, reason: str | None = None) -> bool:
+        [row] = self._call("SELECT commandbus.pause(%s, %s, %s, %s)", [domain, paused, operator, reason])
         return bool(row[0])
 
-    def cancel(self, domain: str, command_ids: Sequence[UUID], reason: str | None = None) -> list[Answer]:
+    def cancel(
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        reason: str | None = None,
+        operator: str | None = None,
+        *,
+        msg_ids: Sequence[int] | None = None,
+    ) -> list[Answer]:
         return self._answers(
-            "SELECT command_id, done, why FROM commandbus.cancel(%s, %s::uuid[], %s)",
-            [domain, list(command_ids), reason],
+            "SELECT command_id, done, why FROM commandbus.cancel(%s, %s::uuid[], %s, %s, %s::bigint[])",
+            [domain, list(command_ids), reason, operator, None if msg_ids is None else list(msg_ids)],
         )
 
     def operator_retry(
@@ -263,15 +271,19 @@ class PostgresTransitions:
         edits: Mapping[UUID, Mapping[str, Any]],
         operator: str | None = None,
         reason: str | None = None,
+        *,
+        msg_ids: Sequence[int] | None = None,
     ) -> list[Answer]:
         return self._answers(
-            "SELECT command_id, done, why FROM commandbus.operator_edit(%s, %s::uuid[], %s::jsonb[], %s, %s)",
+            "SELECT command_id, done, why"
+            " FROM commandbus.operator_edit(%s, %s::uuid[], %s::jsonb[], %s, %s, %s::bigint[])",
             [
                 domain,
                 list(edits),
                 [json_object(data, f"the new data of command {command_id}") for command_id, data in edits.items()],
                 operator,
                 reason,
+                None if msg_ids is None else list(msg_ids),
             ],
         )
 

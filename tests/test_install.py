@@ -48,7 +48,7 @@ def test_a_function_that_has_changed_its_parameters_or_is_gone_leaves_nothing_be
     functions = {str(name): arguments for name, arguments in alone}
     assert len(functions) == len(rows("SELECT oid FROM pg_proc WHERE pronamespace = 'commandbus'::regnamespace"))
     assert functions["wake"] == "domain text"
-    assert functions["pause"] == "domain text, paused boolean"
+    assert functions["pause"] == "domain text, paused boolean, operator text, reason text"
     assert "of_before" not in functions
     granted = "SELECT has_function_privilege('pg_monitor', oid, 'EXECUTE') FROM pg_proc WHERE proname = 'send'"
     assert rows(f"{granted} AND pronamespace = 'commandbus'::regnamespace") == [(True,)]
@@ -220,4 +220,6 @@ def test_no_index_keeps_a_usual_status_change_from_being_a_hot_update() -> None:
             " WHERE i.indrelid = 'command_bus_command'::regclass AND m.amname <> 'brin'"
         )
     }
-    assert indexed == {"id", "domain", "command_id", "command_type", "rare_status", "unique_globally"}
+    never_changed = {"id", "domain", "command_id", "command_type", "correlation_id", "unique_globally"}
+    changed_by_a_failure = {"rare_status", "last_error_type", "last_error_code"}
+    assert indexed == never_changed | changed_by_a_failure

@@ -13,6 +13,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db import connections
+from django.db.models import Q
+
 from commandbus.api import database_of, uuid_of
 from commandbus.encoding import json_object
 from commandbus.exceptions import CommandRefusedError, InvalidCommandError
@@ -23,6 +26,7 @@ from commandbus.pgmq.notify import notify_sent
 from commandbus.transitions import PostgresTransitions
 
 CHUNK = 1000
+MOST_GROUPS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class TroubleshootingFilter:
 
     type: str | None = None
     error_type: str | None = None
+    """"" for those without one; so with the code."""
     error_code: str | None = None
     since: datetime | None = None
     """In the Troubleshooting Queue since this time or later."""
@@ -45,10 +50,31 @@ class TroubleshootingFilter:
             "updated_at__gte": self.since,
             "updated_at__lte": self.until,
         }
-        return commands.filter(**{name: value for name, value in fields.items() if value is not None})
+        for name, value in fields.items():
+            if value == "":
+                commands = commands.filter(Q(**{name: ""}) | Q(**{name: None}))
+            elif value is not None:
+                commands = commands.filter(**{name: value})
+        return commands
 
 
 EVERYTHING = TroubleshootingFilter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Commands of the Troubleshooting Queue with the same type and the same error."""
+
+    domain: str
+    type: str
+    error_type: str
+    error_code: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    """When the first and the last of them came to the queue."""
+    sample_id: UUID
+    sample_message: str | None
 
 
 @dataclass(frozen=True)
@@ -84,9 +110,35 @@ def in_troubleshooting(domain: str, which: Which = EVERYTHING) -> CommandQuerySe
     return EVERYTHING.of(domain, using).filter(command_id__in=[uuid_of(one, "command_id") for one in ids])
 
 
-def select(domain: str, which: TroubleshootingFilter) -> Selection:
-    """What matches now, for somebody who is asked before something is done about it."""
-    commands = in_troubleshooting(domain, which).order_by("id")
+def groups(domain: str, *, at_most: int = 100_000) -> tuple[list[Group], bool]:
+    """The largest first, and whether there are more than these."""
+    with connections[database_of(domain)].cursor() as cursor:
+        cursor.execute(
+            "SELECT command_type, error_type, error_code, commands, first_at, last_at, sample_id, sample_message, more"
+            " FROM commandbus.troubled_groups(%s, %s)",
+            [domain, at_most],
+        )
+        rows = cursor.fetchall()
+    found = [
+        Group(
+            domain=domain,
+            type=command_type,
+            error_type=error_type,
+            error_code=error_code,
+            count=count,
+            first_at=first_at,
+            last_at=last_at,
+            sample_id=sample_id,
+            sample_message=sample_message,
+        )
+        for command_type, error_type, error_code, count, first_at, last_at, sample_id, sample_message, _ in rows
+    ]
+    return found[:MOST_GROUPS], any(row[-1] for row in rows) or len(found) > MOST_GROUPS
+
+
+def select(domain: str, which: TroubleshootingFilter, *, at_most: int | None = None) -> Selection:
+    """What matches now, for somebody who is asked before something is done about it; the oldest, if it is too much."""
+    commands = in_troubleshooting(domain, which).order_by("id")[:at_most]
     return Selection({command_id: msg_id or 0 for command_id, msg_id in commands.values_list("command_id", "msg_id")})
 
 
@@ -145,17 +197,20 @@ def operator_edit_many(
     operator: str | None = None,
     reason: str | None = None,
     progress: Progress | None = None,
+    seen: Selection | None = None,
 ) -> ActionResult:
-    """`edits`: the new data, by command id."""
+    """`edits`: the new data, by command id. `seen`: these commands as they were when they were edited."""
     checked = {uuid_of(command_id, "command_id"): data for command_id, data in edits.items()}
     for command_id, data in checked.items():
         json_object(data, f"the new data of command {command_id}")  # all of them, before the first is sent
 
     def edit(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
         changes = {command_id: checked[command_id] for command_id in ids}
-        return _woken(domain, _transitions(domain).operator_edit(domain, changes, _text(operator), _text(reason)))
+        transitions = _transitions(domain)
+        answers = transitions.operator_edit(domain, changes, _text(operator), _text(reason), msg_ids=msg_ids)
+        return _woken(domain, answers)
 
-    return _in_chunks(domain, list(checked), edit, progress)
+    return _in_chunks(domain, list(checked) if seen is None else seen, edit, progress)
 
 
 def operator_cancel(domain: str, command_id: UUID, reason: str, *, operator: str | None = None) -> None:
@@ -166,12 +221,28 @@ def operator_cancel(domain: str, command_id: UUID, reason: str, *, operator: str
 def operator_cancel_many(
     domain: str, which: Which, reason: str, *, operator: str | None = None, progress: Progress | None = None
 ) -> ActionResult:
-    if not isinstance(reason, str) or not reason.strip():
-        raise InvalidCommandError("an operator's cancel needs a reason: the sender gets it with the reply")
+    _require_reason(reason)
 
     def cancel(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
         transitions = _transitions(domain)
         return transitions.operator_cancel(domain, ids, storable(reason), _text(operator), msg_ids=msg_ids)
+
+    return _in_chunks(domain, which, cancel, progress)
+
+
+def cancel_waiting_many(
+    domain: str,
+    which: Iterable[UUID] | Selection,
+    reason: str,
+    *,
+    operator: str | None = None,
+    progress: Progress | None = None,
+) -> ActionResult:
+    """End commands as CANCELED that no worker has begun: an operator's form of `cancel_command`."""
+    _require_reason(reason)
+
+    def cancel(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
+        return _transitions(domain).cancel(domain, ids, storable(reason), _text(operator), msg_ids=msg_ids)
 
     return _in_chunks(domain, which, cancel, progress)
 
@@ -205,6 +276,11 @@ def operator_complete_many(
         return transitions.operator_complete(domain, ids, result_data, *by, msg_ids=msg_ids)
 
     return _in_chunks(domain, which, complete, progress)
+
+
+def _require_reason(reason: object) -> None:
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidCommandError("an operator's cancel needs a reason: the sender gets it with the reply")
 
 
 def _transitions(domain: str) -> PostgresTransitions:

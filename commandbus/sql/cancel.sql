@@ -1,6 +1,13 @@
 -- Cancels commands that wait: status, audit, message archived, reply CANCELED. Answers per command whether it was done,
--- and if not, why. One refusal does not stop the others.
-CREATE OR REPLACE FUNCTION commandbus.cancel(domain text, command_ids uuid[], reason text DEFAULT NULL)
+-- and if not, why. One refusal does not stop the others. `operator`: who did it, if it was a person. With `msg_ids`, only
+-- what still has the message that it had when it was chosen.
+CREATE OR REPLACE FUNCTION commandbus.cancel(
+    domain text,
+    command_ids uuid[],
+    reason text DEFAULT NULL,
+    operator text DEFAULT NULL,
+    msg_ids bigint[] DEFAULT NULL
+)
 RETURNS TABLE (command_id uuid, done boolean, why text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -26,6 +33,7 @@ BEGIN
         FROM public.command_bus_command c
         WHERE c.id = ANY (_rows)
           AND c.status = 'PENDING' AND c.lease_read_ct IS NULL
+          AND (cancel.msg_ids IS NULL OR c.msg_id = ANY (cancel.msg_ids))
         ORDER BY c.id
         FOR UPDATE
     )
@@ -35,6 +43,7 @@ BEGIN
                CASE WHEN c.id = ANY (_ids) THEN NULL
                     WHEN c.lease_read_ct IS NOT NULL
                     THEN format('a worker has leased it until %s; it can be canceled when it waits again', c.lease_expires_at)
+                    WHEN c.status = 'PENDING' THEN 'it was retried since it was chosen'
                     ELSE format('its status is %s', c.status) END
            )
     INTO _refused
@@ -53,7 +62,9 @@ BEGIN
         RETURNING c.command_id, c.msg_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT cancel.domain, c.command_id, 'CANCELED', _now, jsonb_build_object('reason', cancel.reason)
+        SELECT cancel.domain, c.command_id, 'CANCELED', _now,
+               jsonb_build_object('reason', cancel.reason)
+                   || CASE WHEN cancel.operator IS NULL THEN '{}' ELSE jsonb_build_object('operator', cancel.operator) END
         FROM canceled c
     )
     SELECT array_agg(c.msg_id), array_agg(c.reply_queue), array_agg(c.reply)

@@ -53,7 +53,7 @@ $function$;
 
 -- A sign of life.
 CREATE OR REPLACE FUNCTION commandbus.heartbeat(node_id uuid)
-RETURNS void
+RETURNS boolean
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $function$
@@ -62,4 +62,5 @@ AS $function$
         heard_since = CASE WHEN n.heartbeat_at > clock_timestamp() - commandbus.patience(n.heartbeat_seconds)
                            THEN n.heard_since ELSE clock_timestamp() END
     WHERE n.node_id = heartbeat.node_id
+    RETURNING n.stop_requested_at IS NOT NULL
 $function$;

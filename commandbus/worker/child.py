@@ -18,7 +18,7 @@ from commandbus.worker.options import Ending, WorkerOptions
 if TYPE_CHECKING:
     from commandbus.worker.worker import Worker
 
-EXIT_CODES = {Ending.STOPPED: 0, Ending.EMPTY: 0, Ending.RECYCLE: 64}
+EXIT_CODES = {Ending.STOPPED: 0, Ending.EMPTY: 0, Ending.RECYCLE: 64, Ending.ASKED: 65}
 
 BLOCKED = {signal.SIGINT, signal.SIGTERM}
 """Signals that the supervisor blocks while it spawns, so that none can hit a process that is not ready for it."""

@@ -33,8 +33,12 @@ class Keeper(threading.Thread):
         *,
         register: Callable[[], None],
         watch: Callable[[], None],
+        asked_to_stop: Callable[[], None],
     ) -> None:
-        """`register` makes the node known; only then may it receive. `watch` is called at every tick."""
+        """`register` makes the node known; only then may it receive. `watch` is called at every tick.
+
+        `asked_to_stop` is called, perhaps often, when an operator has done so.
+        """
         super().__init__(name=f"commandbus-keep-{using}", daemon=True)
         self.using = using
         self.domains = list(domains)
@@ -42,6 +46,7 @@ class Keeper(threading.Thread):
         self.leases = leases
         self.register = register
         self.watch = watch
+        self.asked_to_stop = asked_to_stop
         self.is_registered = False
         self.transitions = PostgresTransitions(using)
         # Often enough that a node which misses several has also let its leases run out (commandbus.judge_lease).
@@ -86,7 +91,8 @@ class Keeper(threading.Thread):
                 self.register()
                 self.is_registered = True
             if time.monotonic() >= self._next_beat:
-                nodes.heartbeat(self.using, self.node_id)
+                if nodes.heartbeat(self.using, self.node_id):
+                    self.asked_to_stop()
                 self._next_beat = time.monotonic() + self.heartbeat_seconds
             for domain, leases in self.leases.due(self.domains).items():
                 self._extend(domain, leases, self.leases.vt)

@@ -21,6 +21,7 @@ class Ending(enum.Enum):
     STOPPED = "stopped"
     EMPTY = "empty"
     RECYCLE = "recycle"  # it shall be replaced
+    ASKED = "asked"  # by an operator: it shall not be replaced
 
 
 @dataclass(frozen=True, kw_only=True)

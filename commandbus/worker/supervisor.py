@@ -58,6 +58,8 @@ class Place:
     pause: float = FIRST_PAUSE
     last: UUID | None = None
     """The node that has been here before."""
+    is_retired: bool = False
+    """An operator has asked that node to stop: nobody takes its place."""
 
 
 class Supervisor:
@@ -127,7 +129,7 @@ class Supervisor:
         for one in list(self._children()):
             if not one.process.is_alive():
                 self._bury(one)
-        if self._signals:
+        if self._signals or self._is_retired():
             self._stop_all()
         elif time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
@@ -138,12 +140,15 @@ class Supervisor:
                 self._fill(place)
         return self._is_busy() or self._starts_again()
 
+    def _is_retired(self) -> bool:
+        return all(place.is_retired for place in self._places)
+
     def _is_busy(self) -> bool:
         return bool(self._children()) or any(place.start_at is not None for place in [*self._places, self._isolated])
 
     def _starts_again(self) -> bool:
         """All is empty, but there may be suspects, or something that was sent since."""
-        if self._signals:
+        if self._signals or self._is_retired():
             return False
         now = time.monotonic()
         self._empty_at = self._empty_at or now
@@ -154,7 +159,7 @@ class Supervisor:
         if self._look_again:
             self._look_again = False
             for place in self._places:
-                place.start_at = 0.0
+                place.start_at = None if place.is_retired else 0.0
             return True
         if not self._suspects or self._suspects == before:
             return False
@@ -224,7 +229,9 @@ class Supervisor:
             return
         [place] = [place for place in [*self._places, self._isolated] if place.child is one]
         place.child, place.last = None, one.node_id
-        if one.leaving or (not died and not recycled and self.options.until_empty):
+        asked = not died and code == child.EXIT_CODES[Ending.ASKED]
+        place.is_retired = asked and place is not self._isolated
+        if asked or one.leaving or (not died and not recycled and self.options.until_empty):
             return
         if not died or time.monotonic() - one.started_at > LONG_LIFE_SECONDS:
             place.pause = FIRST_PAUSE
@@ -257,8 +264,9 @@ class Supervisor:
         if changed:
             log(logging.INFO, "code.changed", file=changed[0])
             for place in self._places:
-                place.pause, place.start_at = FIRST_PAUSE, 0.0
-                self._leave(place)
+                if not place.is_retired:
+                    place.pause, place.start_at = FIRST_PAUSE, 0.0
+                    self._leave(place)
             self._leave(self._isolated)
 
     def _leave(self, place: Place) -> None:

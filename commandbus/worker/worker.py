@@ -217,7 +217,13 @@ class Worker:
             self._leases,
             register=partial(self._register, using),
             watch=partial(self._watch, using),
+            asked_to_stop=self._asked_to_stop,
         )
+
+    def _asked_to_stop(self) -> None:
+        if not self._stopping.is_set():
+            log(logging.WARNING, "worker.asked_to_stop", node=self.options.name)
+            self.stop(Ending.ASKED)
 
     def _watch(self, using: str) -> None:
         """Each database has a keeper that calls this."""

@@ -15,7 +15,7 @@ import pytest
 from django.core.management import call_command
 
 from commandbus import NewCommand, audit_trail, nodes, pause_domain, send_command, send_commands
-from commandbus.models import Command, Node, Suspect
+from commandbus.models import Audit, Command, Node, Suspect
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
 from commandbus.worker.board import Board
@@ -52,6 +52,33 @@ def test_several_processes_share_the_work() -> None:
     assert set(Node.objects.values_list("name", flat=True)) == {"many-1", "many-2"}
     assert set(Command.objects.values_list("node_id", flat=True)) == set(Node.objects.values_list("node_id", flat=True))
     assert not Node.objects.filter(stopped_at=None).exists()
+
+
+def test_a_node_that_was_asked_to_stop_ends_what_it_runs_and_is_not_replaced() -> None:
+    with worker_process("orders", "--processes=2", "--name=asked", "--concurrency=1", "--vt=3") as worker:
+        wait_until(lambda: Node.objects.count() == 2)
+        first, second = Node.objects.order_by("name")
+        with barrier() as gate:
+            send_commands("orders", [NewCommand("SendMail", uuid4(), {"barrier": gate.key}) for _ in range(2)])
+            wait_until(lambda: gate.arrived() == 2)
+            assert nodes.ask_to_stop("default", first.node_id, operator="kim", reason="too old")
+            assert not nodes.ask_to_stop("default", first.node_id)  # once is enough
+        wait_until(lambda: Command.objects.filter(status="COMPLETED").count() == 2)
+        wait_until(lambda: Node.objects.get(pk=first.pk).stopped_at is not None)
+        wait_until(lambda: not exists(first.pid))
+        late = send("SendMail")
+        wait_until(lambda: status(late) == "COMPLETED")
+        assert reload(late).node_id == second.node_id
+        assert Node.objects.count() == 2
+        assert nodes.ask_to_stop("default", second.node_id, operator="kim")
+        assert worker.wait(PATIENCE) == 0  # nobody is left, so the supervisor ends too
+    assert Node.objects.count() == 2
+    assert not nodes.ask_to_stop("default", second.node_id)
+    audit = Audit.objects.filter(event_type="NODE_STOP_REQUESTED").order_by("audit_id")
+    assert [(row.domain, row.details_json) for row in audit] == [
+        ("orders", {"operator": "kim", "reason": reason, "node": node.name, "node_id": str(node.node_id)})
+        for node, reason in ((first, "too old"), (second, None))
+    ]
 
 
 def test_until_empty_also_works_off_suspects_and_what_they_send() -> None:
