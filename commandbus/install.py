@@ -109,7 +109,7 @@ def create_partitions(using: str) -> None:
 def register_domains(using: str) -> list[str]:
     """Register the domains of this database: from the settings and from the handlers that were found."""
     config = conf.current()
-    mine = [name for name in _domains() if config.database_of(name) == using]
+    mine = [name for name in domains() if config.database_of(name) == using]
     queues = sorted({config.reply_queue_of(name) for name in registry.reply_domains() & set(mine)})
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         for name in mine:
@@ -149,10 +149,10 @@ def _register_domain(cursor: CursorWrapper, name: str, max_attempts: int, *, rep
 def databases() -> list[str]:
     """Those that domains live on; the default one, where there is no domain yet."""
     config = conf.current()
-    return sorted({config.database_of(name) for name in _domains()} or {conf.DEFAULT_ALIAS})
+    return sorted({config.database_of(name) for name in domains()} or {conf.DEFAULT_ALIAS})
 
 
-def _domains() -> list[str]:
+def domains() -> list[str]:
     config = conf.current()
     if config.reply_queue in {*config.domains, *registry.domains()}:
         raise ConfigurationError(
