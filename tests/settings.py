@@ -20,6 +20,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
+    "django.contrib.staticfiles",
     "rangefilter",
     "commandbus",
     "tests.shop",
@@ -27,7 +28,9 @@ INSTALLED_APPS = [
     "example_project.reports",
 ]
 MIDDLEWARE = [
+    "tests.csp.StrictPolicy",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]

@@ -4,5 +4,14 @@ from commandbus.admin.audit import AuditAdmin
 from commandbus.admin.command import CommandAdmin
 from commandbus.admin.domain import DomainAdmin
 from commandbus.admin.node import NodeAdmin
+from commandbus.admin.troubleshooting import TroubledCommandAdmin
+from commandbus.admin.unreadable import UnreadableMessageAdmin
 
-__all__ = ["AuditAdmin", "CommandAdmin", "DomainAdmin", "NodeAdmin"]
+__all__ = [
+    "AuditAdmin",
+    "CommandAdmin",
+    "DomainAdmin",
+    "NodeAdmin",
+    "TroubledCommandAdmin",
+    "UnreadableMessageAdmin",
+]

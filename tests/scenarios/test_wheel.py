@@ -41,7 +41,7 @@ def test_the_wheel_migrates_sends_and_works_a_command(empty_project: Path) -> No
     settings.write_text(
         settings.read_text()
         + textwrap.dedent(f"""
-            INSTALLED_APPS += ["commandbus"]
+            INSTALLED_APPS += ["commandbus", "rangefilter"]
             DATABASES = {{"default": {{
                 "ENGINE": "django.db.backends.postgresql", "NAME": {database!r}, "USER": "postgres",
                 "HOST": {str(TEST_SERVER.data)!r},
