@@ -5,7 +5,7 @@ PEERS := .venv-peers
 ARGS ?=
 ONLY ?=
 
-.PHONY: demo test test-unit test-integration chaos bench bench-peers bench-report lint typecheck coverage clean
+.PHONY: demo test test-unit test-integration test-browser screenshots chaos bench bench-peers bench-report lint typecheck coverage clean
 
 $(VENV)/demo.stamp: pyproject.toml requirements/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,10 +25,16 @@ test: $(VENV)/dev.stamp ## all tests, on the embedded PostgreSQL
 	$(BIN)/coverage run -m pytest -n auto $(ARGS)
 
 test-unit: $(VENV)/dev.stamp ## the tests that need no PostgreSQL
-	$(BIN)/python -m pytest -m "not integration" $(ARGS)
+	$(BIN)/python -m pytest -m "not integration and not browser" $(ARGS)
 
 test-integration: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n auto -m integration $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "integration and not browser" $(ARGS)
+
+test-browser: $(VENV)/dev.stamp ## an operator's journeys in a real browser; on Debian: apt-get install chromium
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+screenshots: $(VENV)/dev.stamp ## the pictures of README.md and docs
+	$(BIN)/python -m pytest -q -m browser tests/browser/pictures.py $(ARGS)
 
 chaos: $(VENV)/dev.stamp ## workers under random faults, then an account of every command; ARGS="--seconds 600 --seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
