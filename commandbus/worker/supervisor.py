@@ -94,7 +94,7 @@ class Supervisor:
         self._empty_at = 0.0
         self._suspects = 0
         self._look_again = False
-        """Something was run that nobody looks behind: it may have sent more since the others found nothing."""
+        """Something was run that nobody looks behind: more may wait by now than the others have found."""
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; a second one ends the processes at once. Answers the exit code."""
@@ -222,14 +222,14 @@ class Supervisor:
             if self._idle_deaths >= IDLE_DEATHS:
                 started = {domain: [(0, 2**63 - 1)] for domain in self.databases}
             self._reports.add(Death(one.node_id, one.process.pid, started, one.killed))
-        if one is self._isolated.child or one in self._leaving:
+        asked = not died and code == child.EXIT_CODES[Ending.ASKED]
+        if asked or one is self._isolated.child or one in self._leaving:
             self._look_again = self._look_again or one.board.has_fetched()
         if one in self._leaving:
             self._leaving.remove(one)
             return
         [place] = [place for place in [*self._places, self._isolated] if place.child is one]
         place.child, place.last = None, one.node_id
-        asked = not died and code == child.EXIT_CODES[Ending.ASKED]
         place.is_retired = asked and place is not self._isolated
         if asked or one.leaving or (not died and not recycled and self.options.until_empty):
             return

@@ -117,6 +117,21 @@ def test_until_empty_also_works_off_what_a_process_sends_that_is_replaced() -> N
     assert Command.objects.filter(status="COMPLETED").count() == 3
 
 
+def test_until_empty_also_works_off_what_a_node_gives_back_that_was_asked_to_stop() -> None:
+    with barrier() as gate:
+        arguments = ["--until-empty", "--processes=2", "--name=asked", "--concurrency=1", "--vt=3"]
+        send_commands("orders", [NewCommand("SendMail", uuid4(), {"barrier": gate.key}) for _ in range(3)])
+        with worker_process("orders", *arguments) as worker:
+            wait_until(gate.arrived)
+            wait_until(lambda: Node.objects.filter(stopped_at__isnull=False).count() == 1)  # it has found nothing
+            [busy] = Node.objects.filter(stopped_at=None)
+            assert nodes.ask_to_stop("default", busy.node_id)
+            wait_until(lambda: Command.objects.filter(status="PENDING").count() == 2)  # given back
+            gate.open()
+            assert worker.wait(PATIENCE) == 0
+    assert Command.objects.filter(status="COMPLETED").count() == 3
+
+
 def test_until_empty_ends_though_a_suspect_cannot_be_run() -> None:
     suspect = send("Chain", length=1)
     PostgresTransitions("default").receive("orders", qty=1, vt=30, node_id=uuid4())
