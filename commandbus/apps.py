@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig, apps
+from django.apps.registry import Apps
 from django.core import checks
 from django.db.models.signals import post_migrate
 
@@ -24,9 +25,9 @@ class CommandBusConfig(AppConfig):
             handlers.discover(apps.get_app_configs(), conf.current().handlers_module)
 
 
-def _prepare_database(*, app_config: AppConfig, using: str, **_: Any) -> None:
+def _prepare_database(*, app_config: AppConfig, using: str, apps: Apps = apps, **_: Any) -> None:
     from commandbus.install import prepare
     from commandbus.permissions import create_groups
 
     prepare(using)
-    create_groups(app_config, using)
+    create_groups(app_config, using, apps)

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 from django.apps import apps
+from django.apps.registry import Apps
 from django.contrib.auth.models import Group, Permission
 from django.core import checks
 from django.core.management import call_command
 from django.test import override_settings
+from psycopg import sql
 
 from commandbus.checks import check_range_filter
 from commandbus.permissions import OPERATORS, VIEWERS, create_groups
+from tests.helpers import environment
+from tests.settings import TEST_SERVER
 
 ACTIONS = {"retry_command", "cancel_command", "complete_command", "edit_command_payload", "pause_domain", "stop_node"}
 APP = apps.get_app_config("commandbus")
@@ -45,9 +53,22 @@ def test_permissions_are_made_also_before_django_makes_them() -> None:
     assert permissions(OPERATORS) >= ACTIONS
 
 
-def test_without_djangos_users_there_are_no_groups(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apps, "is_installed", lambda name: name != "django.contrib.auth")
-    create_groups(APP, "default")  # and asks no database
+def test_without_djangos_users_there_are_no_groups() -> None:
+    create_groups(APP, "default", Apps())  # and asks no database
+
+
+def test_commandbus_may_be_migrated_before_djangos_users(postgres: None) -> None:
+    """Its groups are made as soon as both are there, whichever comes last."""
+    database = f"alone_{uuid4().hex}"
+    TEST_SERVER.create_database(database)
+    here = environment(COMMANDBUS_TEST_DATABASE=database)
+    for words in (["migrate", "commandbus", "-v0"], ["migrate", "-v0"]):
+        subprocess.run([sys.executable, "-m", "django", *words], env=here, check=True)
+    with psycopg.connect(TEST_SERVER.url(database)) as connection:
+        groups = connection.execute("SELECT name FROM auth_group ORDER BY name").fetchall()
+    with psycopg.connect(TEST_SERVER.url("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(database)))
+    assert groups == [(OPERATORS,), (VIEWERS,)]
 
 
 def test_a_check_warns_where_rangefilter_is_missing(settings: Any) -> None:
