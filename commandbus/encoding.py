@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -53,6 +54,23 @@ def parse_json(text: str) -> Any:
     if _LONG_NUMBER.search(text):
         return json.loads(text)  # orjson makes floats of integers of more than 64 bits
     return orjson.loads(text)
+
+
+def parse_exactly(text: str) -> Any:
+    """For what is written back. Raises InvalidCommandError, also for a number that would lose digits on the way."""
+    try:
+        return json.loads(text, parse_float=_exact)
+    except InvalidCommandError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidCommandError(f"This is not JSON: {error}") from None
+
+
+def _exact(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(number):
+        raise InvalidCommandError(f"The number {number:.100} has more digits than are kept here; make a string of it")
+    return value
 
 
 def _is_usual(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,18 +41,22 @@ def _masked(value: Any, keys: set[str]) -> Any:
 
 
 def _masked_text(text: str, keys: set[str]) -> str:
-    if text[:1] not in ("{", "["):
+    if text.lstrip()[:1] not in ("{", "[", '"'):
         return text
     try:
         inner = json.loads(text)
+        without = _masked(inner, keys)
     except ValueError:
-        return text
-    without = _masked(inner, keys)
-    return text if without == inner else json.dumps(without, ensure_ascii=False)
+        inner = without = None
+    if without != inner:
+        return json.dumps(without, ensure_ascii=False)
+    # It may be JSON all the same, in other people's eyes: with a key that comes twice, or cut off in the middle.
+    names = "|".join(map(re.escape, keys))
+    return MASK if keys and re.search(rf"""["'](?:{names})\\*["']\s*:""", text, re.IGNORECASE) else text
 
 
 def _unmasked(value: Any, before: Any, keys: set[str], path: str) -> Any:
-    if value == _masked(before, keys):
+    if _is_same(value, _masked(before, keys)):
         return before  # untouched
     if isinstance(value, dict):
         known = before if isinstance(before, dict) else {}
@@ -62,14 +67,26 @@ def _unmasked(value: Any, before: Any, keys: set[str], path: str) -> Any:
         # Items may have been moved, so what an item stands for is known only of one that is alone.
         items = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
         if len(value) > 1:
-            items = [item if inner == _masked(item, keys) else None for inner, item in zip(value, items, strict=True)]
+            pairs = zip(value, items, strict=True)
+            items = [item if _is_same(inner, _masked(item, keys)) else None for inner, item in pairs]
         return [
             _unmasked(inner, item, keys, f"{path}[{n}]")
             for n, (inner, item) in enumerate(zip(value, items, strict=True))
         ]
-    if isinstance(value, str) and MASK in value and isinstance(before, str) and MASK in _masked_text(before, keys):
+    if isinstance(value, str) and MASK in value:
         raise _unsure(path)
     return value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """As JSON: there, 1, 1.0 and true are three values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def _one(name: str, value: Any, before: dict[str, Any], keys: set[str], path: str) -> Any:

@@ -19,7 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from commandbus import conf
-from commandbus.encoding import json_object, parse_json
+from commandbus.encoding import json_object, parse_exactly, parse_json
 from commandbus.exceptions import (
     CommandBusError,
     InvalidCommandError,
@@ -324,11 +324,16 @@ class PostgresTransitions:
             ],
         )
 
-    def payloads(self, domain: str, command_ids: Sequence[UUID]) -> dict[UUID, Any]:
-        """The data of commands; None where they are gone. Unknown ids are missing."""
+    def payloads(self, domain: str, command_ids: Sequence[UUID], *, exactly: bool = False) -> dict[UUID, Any]:
+        """The data of commands; None where they are gone. Unknown ids are missing.
+
+        `exactly`: raise InvalidCommandError where Python would not hold all of it.
+        """
         rows = self._call(
             "SELECT command_id, data::text FROM commandbus.payloads(%s, %s::uuid[])", [domain, list(command_ids)]
         )
+        if exactly:
+            return {command_id: parse_exactly(data or "null") for command_id, data in rows}
         return {command_id: _parsed(data) for command_id, data in rows}
 
     def prune_commands(self, domain: str, before: datetime, qty: int) -> int:

@@ -54,6 +54,7 @@ def command_page(admin: CommandAdmin, request: HttpRequest, command: Command) ->
         left_out=left_out,
         last_steps=timeline.steps(events[FIRST_EVENTS:] if left_out else [], nodes),
         open_gap=timeline.open_gap(command, events, timezone.now()),
+        error_message=masked(command.last_error_msg or "", mask),
         operator_retries=timeline.operator_retries(events),
         node=nodes.get(str(command.node_id)),
         related=related[:RELATED],

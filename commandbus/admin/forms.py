@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 
-from commandbus.encoding import json_object
+from commandbus.encoding import json_object, parse_exactly
 from commandbus.exceptions import CommandBusError
 from commandbus.masking import MASK, unmasked
 
@@ -25,12 +24,9 @@ class JSONObjectField(forms.CharField):
         if not text:
             return None
         try:
-            read = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise forms.ValidationError(f"This is not JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise forms.ValidationError('It must be a JSON object, such as {"amount": 5}.')
-        try:
+            read = parse_exactly(text)
+            if not isinstance(read, dict):
+                raise forms.ValidationError('It must be a JSON object, such as {"amount": 5}.')
             json_object(read, "this")
         except CommandBusError as error:
             raise forms.ValidationError(str(error)) from error

@@ -155,10 +155,14 @@ def list_troubleshooting(
     return list(in_troubleshooting(domain, which).order_by("-id")[:limit])
 
 
-def get_payload(domain: str, command_id: UUID) -> dict[str, Any] | None:
-    """The data of a command. None when it is gone: a completed one has it only with COMMANDBUS["PAYLOAD_ARCHIVE"]."""
+def get_payload(domain: str, command_id: UUID, *, exactly: bool = False) -> dict[str, Any] | None:
+    """The data of a command. None when it is gone: a completed one has it only with COMMANDBUS["PAYLOAD_ARCHIVE"].
+
+    `exactly`, for who writes it back: raise InvalidCommandError for numbers that Python would round.
+    """
     command_id = uuid_of(command_id, "command_id")
-    payload: dict[str, Any] | None = _transitions(domain).payloads(domain, [command_id]).get(command_id)
+    payloads = _transitions(domain).payloads(domain, [command_id], exactly=exactly)
+    payload: dict[str, Any] | None = payloads.get(command_id)
     return payload
 
 
