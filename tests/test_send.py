@@ -355,6 +355,34 @@ def test_a_conflict_that_is_found_late_takes_the_whole_call_back() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_times_follow_the_numbers_also_of_a_sender_that_had_to_wait() -> None:
+    """What was sent in a range of time is looked for by number."""
+    first, contested, last = sorted(uuid4() for _ in range(3))
+    started = threading.Event()
+
+    def second() -> None:
+        try:
+            started.wait(10)
+            BUS.send("orders", [NewCommand("Ship", one, {}) for one in (first, contested, last)])
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with transaction.atomic():
+        BUS.send("orders", [NewCommand("Ship", contested, {})])
+        started.set()
+        wait_for_a_blocked_backend()
+        BUS.send("orders", [NewCommand("Ship", uuid4(), {})])
+    thread.join(10)
+    rows = list(Command.objects.order_by("id").values_list("created_at", "updated_at"))
+    assert len(rows) == 4
+    assert rows == sorted(rows)
+    assert all(created <= updated for created, updated in rows)
+    assert set(Audit.objects.values_list("ts", flat=True)) == {created for created, _ in rows}
+
+
+@pytest.mark.django_db(transaction=True)
 def test_asend_commits_by_itself() -> None:
     command_id = uuid4()
     assert async_to_sync(asend_command)("orders", "Ship", command_id, {}) == command_id

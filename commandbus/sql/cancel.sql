@@ -15,7 +15,7 @@ SET enable_seqscan = off
 AS $function$
 #variable_conflict use_column
 DECLARE
-    _now timestamptz := clock_timestamp();
+    _now timestamptz;
     _rows bigint[];
     _ids bigint[];
     _msg_ids bigint[];
@@ -38,6 +38,7 @@ BEGIN
         FOR UPDATE
     )
     SELECT array_agg(w.id) INTO _ids FROM waiting w;
+    _now := clock_timestamp();  -- of the act, not of the beginning of a wait for it
     SELECT jsonb_object_agg(
                c.command_id,
                CASE WHEN c.id = ANY (_ids) THEN NULL

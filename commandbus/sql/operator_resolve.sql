@@ -56,7 +56,7 @@ SET enable_mergejoin = off
 AS $function$
 #variable_conflict use_column
 DECLARE
-    _now timestamptz := clock_timestamp();
+    _now timestamptz;
     _ids bigint[];
     _refused jsonb;
     _queues text[];
@@ -67,6 +67,7 @@ BEGIN
 
     _ids := commandbus.lock_troubled(
         operator_resolve.domain, operator_resolve.command_ids, operator_resolve.msg_ids);
+    _now := clock_timestamp();  -- of the act, not of the beginning of a wait for it
     SELECT jsonb_object_agg(c.command_id, CASE WHEN (c.id = ANY (_ids)) IS NOT TRUE
                                                THEN commandbus.why_not(c.status) END)
     INTO _refused

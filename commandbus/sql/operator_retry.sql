@@ -61,7 +61,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     _domain public.command_bus_domain;
-    _now timestamptz := clock_timestamp();
+    _now timestamptz;
     _troubled bigint[];
     _rows bigint[];
     _ids bigint[];
@@ -74,6 +74,7 @@ BEGIN
     _domain := commandbus.require_domain(requeue.domain);
 
     _troubled := commandbus.lock_troubled(requeue.domain, requeue.command_ids, requeue.msg_ids);
+    _now := clock_timestamp();  -- of the act, not of the beginning of a wait for it
     _rows := commandbus.rows_of(requeue.domain, requeue.command_ids);
     WITH wanted AS (
         SELECT DISTINCT ON (c.id)

@@ -57,6 +57,7 @@ DECLARE
     _msg_ids bigint[];
     _sent uuid[];
     _rows bigint[];
+    _times timestamptz[];
     _lost uuid[] := '{}';
     _duplicates uuid[] := '{}';
 BEGIN
@@ -210,7 +211,8 @@ BEGIN
             );
         END LOOP;
 
-        -- In the order of the ids, so that two senders of the same ones do not deadlock.
+        -- In the order of the ids, so that two senders of the same ones do not deadlock. Each row gets its time with its
+        -- number, also after a wait for a twin: what was sent in a range of time is looked for by number.
         WITH inserted AS (
             INSERT INTO public.command_bus_command (
                 domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
@@ -222,18 +224,19 @@ BEGIN
                        (SELECT t.max_attempts FROM public.command_bus_command_type t
                         WHERE t.domain = send.domain AND t.command_type = n.command_type),
                        _domain.max_attempts),
-                   _now, _now, coalesce(n.reply_to, _domain.reply_queue), coalesce(n.correlation_id, n.command_id),
-                   n.content_hash, _domain.unique_globally
+                   clock_timestamp(), clock_timestamp(), coalesce(n.reply_to, _domain.reply_queue),
+                   coalesce(n.correlation_id, n.command_id), n.content_hash, _domain.unique_globally
             FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_to, _correlation_ids, _hashes)
                 AS n(msg_id, command_id, command_type, max_attempts, reply_to, correlation_id, content_hash)
             ORDER BY n.command_id
             ON CONFLICT DO NOTHING
-            RETURNING id, command_id
+            RETURNING id, command_id, created_at
         ), audited AS (
             INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
-            SELECT send.domain, i.command_id, 'SENT', _now FROM inserted i
+            SELECT send.domain, i.command_id, 'SENT', i.created_at FROM inserted i
         )
-        SELECT coalesce(array_agg(i.command_id), '{}'), array_agg(i.id) INTO _sent, _rows FROM inserted i;
+        SELECT coalesce(array_agg(i.command_id), '{}'), array_agg(i.id), array_agg(i.created_at)
+        INTO _sent, _rows, _times FROM inserted i;
 
         -- The insert met twins that no snapshot before it has shown. Those that are still there are seen first and those
         -- that are pruned by now after that, so that none slips through between the two.
@@ -280,7 +283,8 @@ BEGIN
 
         IF cardinality(_conflicts) > 0 THEN
             DELETE FROM public.command_bus_command k WHERE k.id = ANY (_rows);
-            DELETE FROM public.command_bus_audit a WHERE a.command_id = ANY (_sent) AND a.domain = send.domain AND a.ts = _now;
+            DELETE FROM public.command_bus_audit a
+            WHERE a.command_id = ANY (_sent) AND a.domain = send.domain AND a.ts = ANY (_times);
             PERFORM pgmq.delete(_queue, _msg_ids);
             RETURN QUERY SELECT DISTINCT c, 'CONFLICT' FROM unnest(_conflicts) AS c;
             RETURN;
@@ -295,7 +299,7 @@ BEGIN
                 ARRAY(SELECT n.msg_id FROM unnest(_ids, _msg_ids) AS n(command_id, msg_id) WHERE n.command_id = ANY (_duplicates))
             );
             DELETE FROM public.command_bus_audit a
-            WHERE a.command_id = ANY (_duplicates) AND a.domain = send.domain AND a.ts = _now;
+            WHERE a.command_id = ANY (_duplicates) AND a.domain = send.domain AND a.ts = ANY (_times);
             _sent := ARRAY(SELECT unnest(_sent) EXCEPT SELECT unnest(_duplicates));
         END IF;
 
