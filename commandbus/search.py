@@ -29,8 +29,6 @@ PART_OF_AN_ID = re.compile(
     re.IGNORECASE,
 )
 NO_NODE = UUID(int=0)
-NOTHING = ""
-"""No type and no error code is called like that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,7 @@ class Search:
     running: bool = False
     """Leased by a worker, whatever the status shows."""
     error_types: tuple[str, ...] = ()
+    """"" for commands without one; so with the codes."""
     error_codes: tuple[str, ...] = ()
     least_attempts: int | None = None
     node_ids: tuple[UUID, ...] = ()
@@ -89,10 +88,11 @@ def find(
         return by_index(replace(search, text="", either_id=UUID(text)))
     types = {text, *(name for name in command_types(using) if text.lower() in name.lower())}
     codes = {text, *(code for code in _error_values("code", using) if text.lower() in code.lower())}
-    found = [
-        by_index(replace(search, text="", command_types=_both(types, search.command_types))),
-        by_index(replace(search, text="", error_codes=_both(codes, search.error_codes))),
-    ]
+    found = []
+    if wanted := _both(types, search.command_types):
+        found.append(by_index(replace(search, text="", command_types=wanted)))
+    if wanted := _both(codes, search.error_codes):
+        found.append(by_index(replace(search, text="", error_codes=wanted)))
     if PART_OF_AN_ID.fullmatch(text):
         begins_so = _begins_with(text, search.domains, using, at_most)
         found.append(replace(by_index(search, begins_so.rows), more=begins_so.more))
@@ -166,8 +166,8 @@ def _united(found: Sequence[Found], *, oldest_first: bool) -> Found:
 
 
 def _both(these: Iterable[str], those: Sequence[str]) -> tuple[str, ...]:
-    """What is in both; all of the first, if nothing is asked for in the second. Never empty, which would mean all."""
-    return tuple(sorted(one for one in these if not those or one in those)) or (NOTHING,)
+    """What is in both; all of the first, if nothing is asked for in the second."""
+    return tuple(sorted(one for one in these if not those or one in those))
 
 
 def _by_index(search: Search, using: str, options: Sequence[Any]) -> Found:
@@ -215,8 +215,8 @@ def _conditions(search: Search) -> dict[str, Any]:
         "command_type__in": search.command_types,
         "status": search.status,
         "lease_read_ct__isnull": False if search.running else None,
-        "last_error_type__in": search.error_types,
-        "last_error_code__in": search.error_codes,
+        "last_error_type__in": search.error_types if "" not in search.error_types else (),
+        "last_error_code__in": search.error_codes if "" not in search.error_codes else (),
         "attempts__gte": search.least_attempts,
         "node_id__in": search.node_ids,
         "created_at__gte": search.created_from,

@@ -114,12 +114,18 @@ def _databases(domains: Collection[str] | None) -> list[str]:
     return [using for using in install.databases() if connections[using].vendor == "postgresql"]
 
 
+def domains_of(using: str) -> list[str]:
+    """Those that a database has, also for replies and of other deployments."""
+    names = Domain.objects.using(using).values_list("name", flat=True)
+    return sorted(name for name in names if conf.current().database_of(name) == using)
+
+
 def _domains_in(using: str, domains: Collection[str] | None) -> list[DomainStatus]:
-    of = conf.current().database_of
-    known = sorted(Domain.objects.using(using).values_list("name", flat=True))
-    if unknown := sorted({name for name in domains or () if of(name) == using} - set(known)):
+    known = domains_of(using)
+    asked = {name for name in domains or () if conf.current().database_of(name) == using}
+    if unknown := sorted(asked - set(known)):
         raise UnknownDomainError(f"domain {unknown[0]!r} is not registered; known: {', '.join(known) or 'none'}")
-    names = [name for name in known if of(name) == using and (domains is None or name in domains)]
+    names = [name for name in known if domains is None or name in domains]
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT d, paused, waiting, delayed, running, in_troubleshooting, replies, oldest_ready_seconds,"

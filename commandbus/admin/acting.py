@@ -141,7 +141,8 @@ def ask_about_rows(
     admin: CommandAdmin, request: HttpRequest, name: str, commands: QuerySet[Command]
 ) -> HttpResponseBase:
     """The answer to an action of a list: nothing is done yet."""
-    return _ask(admin, request, ACTIONS[name], chosen_rows(commands, back=request.get_full_path()))
+    action, target = ACTIONS[name], chosen_rows(commands, back=request.get_full_path())
+    return _ask(admin, request, action, target, _form(action, target, None))
 
 
 def act_view(admin: CommandAdmin, request: HttpRequest, name: str) -> HttpResponseBase:
@@ -158,10 +159,12 @@ def act_view(admin: CommandAdmin, request: HttpRequest, name: str) -> HttpRespon
         return _back(admin, request, "")
     if name == "edit" and target.count != 1:
         raise Http404("Data are edited one command at a time.")
-    if request.method != "POST":
-        return _ask(admin, request, action, target)
-    form = _form(action, target, request.POST)
-    if not form.is_valid():
+    try:
+        form = _form(action, target, request.POST if request.method == "POST" else None)
+    except CommandBusError as error:
+        messages.error(request, f"Its data cannot be edited here. {error}.")
+        return _back(admin, request, target.back)
+    if request.method != "POST" or not form.is_valid():
         return _ask(admin, request, action, target, form)
     _run(request, action, target, form.cleaned_data)
     return _back(admin, request, target.back)
@@ -170,6 +173,11 @@ def act_view(admin: CommandAdmin, request: HttpRequest, name: str) -> HttpRespon
 def _run(request: HttpRequest, action: Action, target: Target, answers: Answers) -> None:
     done, refused = 0, []
     operator = request.user.get_username()
+    if target.gone:
+        messages.warning(
+            request,
+            f"{_commands(target.gone)} {_was(target.gone)} resolved or retried by somebody else since you were asked.",
+        )
     for domain, selection in target.selections().items():
         dealt_with = 0
 
@@ -201,7 +209,7 @@ def _run(request: HttpRequest, action: Action, target: Target, answers: Answers)
 
 
 def _ask(
-    admin: CommandAdmin, request: HttpRequest, action: Action, target: Target, form: forms.Form | None = None
+    admin: CommandAdmin, request: HttpRequest, action: Action, target: Target, form: forms.Form
 ) -> HttpResponseBase:
     if not target.count:
         messages.warning(request, "Nothing like that is in the Troubleshooting Queue any more.")
@@ -218,7 +226,7 @@ def _ask(
         count=_commands(target.count),
         shown=[(command, admin.url_of(command.domain, command.command_id)) for command in shown],
         not_shown=target.count - len(shown),
-        form=form or _form(action, target, None),
+        form=form,
         back=_safe(request, target.back) or admin.url("commandbus_command_changelist"),
     )
     return TemplateResponse(request, "admin/commandbus/command/confirm.html", context)
@@ -229,7 +237,7 @@ def _form(action: Action, target: Target, posted: Any) -> ReasonForm:
         return action.form(posted)
     [(domain, selection)] = target.selections().items()
     [command_id] = selection.messages
-    before, mask = ops.get_payload(domain, command_id), conf.current().mask
+    before, mask = ops.get_payload(domain, command_id, exactly=True), conf.current().mask
     shown = json.dumps(masked(before or {}, mask), indent=2, ensure_ascii=False)
     return EditForm(posted, before=before, mask=mask, initial={"payload": shown})
 

@@ -95,7 +95,8 @@ class AuditAdmin(ReadOnlyAdmin):
         if event.command_id is None:
             return None
         url = self.url_of(event.domain, event.command_id)
-        return format_html('<a href="{}">{}</a>', url, badges.code(event.command_id))
+        name = badges.code(event.command_id)
+        return format_html('<a href="{}">{}</a>', url, name) if url else name
 
 
 def _operator(details: dict[str, Any]) -> SafeString | None:

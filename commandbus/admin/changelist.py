@@ -37,10 +37,10 @@ class BoundedChangeList(ChangeList):
             raise IncorrectLookupParameters(f"there is no filter called {', '.join(remaining)}")
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         self.oldest_first = self.get_ordering(request, self.root_queryset)[:1] == [self.opts.pk.name]
-        chosen = request.POST.getlist(ACTION_CHECKBOX_NAME) if request.POST.get("select_across") == "0" else []
-        if numbers := [int(one) for one in chosen if one.isdecimal() and len(one) <= 18]:
+        chosen = [_number(one) for one in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        if chosen and request.POST.get("select_across") == "0":
             # Not those of them that a new look would find: others may have come meanwhile.
-            return self.root_queryset.filter(pk__in=numbers).order_by("-pk")
+            return self.root_queryset.filter(pk__in=chosen).order_by("-pk")
         return self.look(request)
 
     def look(self, request: HttpRequest) -> QuerySet[Any]:
@@ -62,5 +62,5 @@ def _number(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 18:
-        raise IncorrectLookupParameters(f"{text!r} is not a place in the list")
+        raise IncorrectLookupParameters(f"{text!r:.100} is not a row of the list")
     return int(text)

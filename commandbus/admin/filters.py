@@ -65,6 +65,8 @@ class StatusFilter(SearchFilter):
         return [(status.value, label_of(status.value)) for status in Status]
 
     def narrow_to(self, request: HttpRequest, wanted: Search, value: str) -> Search:
+        if value == Status.IN_PROGRESS:
+            return replace(wanted, running=True)  # also where MARK_IN_PROGRESS is off
         try:
             return replace(wanted, status=Status(value))
         except ValueError as error:
@@ -83,7 +85,15 @@ class TypeFilter(SearchFilter):
         return replace(wanted, command_types=(value,))
 
 
-class ErrorTypeFilter(SearchFilter):
+class ErrorFilter(SearchFilter):
+    """An empty value asks for those without."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        none = [""] if request.GET.get(self.parameter_name or "") == "" else []
+        return [(name, name or "none") for name in [*none, *self.names(request)]]
+
+
+class ErrorTypeFilter(ErrorFilter):
     title = "error type"
     parameter_name = "error_type"
 
@@ -94,7 +104,7 @@ class ErrorTypeFilter(SearchFilter):
         return replace(wanted, error_types=(value,))
 
 
-class ErrorCodeFilter(SearchFilter):
+class ErrorCodeFilter(ErrorFilter):
     """For links from groups; there may be very many codes to choose from."""
 
     title = "error code"

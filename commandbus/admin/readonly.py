@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from commandbus.admin.databases import chosen
 from commandbus.admin.forms import ReasonForm
+from commandbus.models import Command
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
@@ -50,9 +51,14 @@ class ReadOnlyAdmin(Base):
         """Of a page of this admin site."""
         return reverse(f"admin:{name}", args=args, current_app=self.admin_site.name)
 
+    @property
+    def has_commands(self) -> bool:
+        """Whether this admin site has the pages of commands: it need not have all of ours."""
+        return self.admin_site.is_registered(Command)
+
     def url_of(self, domain: str, command_id: object) -> str:
-        """The page of a command. A log line says enough to make it."""
-        return self.url("commandbus_command_change", f"{domain}/{command_id}")
+        """The page of a command, if this site has it. A log line says enough to make it."""
+        return self.url("commandbus_command_change", f"{domain}/{command_id}") if self.has_commands else ""
 
     def ask(self, request: HttpRequest, question: str, explanation: str, form: ReasonForm) -> TemplateResponse:
         """The page before an action on one row: nothing is done yet."""

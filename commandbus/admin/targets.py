@@ -36,6 +36,8 @@ class Target:
     domain: str = ""
     which: ops.TroubleshootingFilter | None = None
     """Or a group of this domain."""
+    asked: int = 0
+    """How many of the group the operator was asked about."""
 
     @cached_property
     def _found(self) -> Mapping[UUID, int]:
@@ -55,6 +57,11 @@ class Target:
     @property
     def count(self) -> int:
         return sum(len(selection.messages) for selection in self._selections.values())
+
+    @property
+    def gone(self) -> int:
+        """How many of the group are no longer in it since the operator was asked."""
+        return max(0, self.asked - self.count)
 
     @property
     def is_cut(self) -> bool:
@@ -80,7 +87,14 @@ class Target:
             return {"rows": "\n".join(lines), "back": self.back}
         until = self.which.until.isoformat() if self.which.until else ""
         group = {"type": self.which.type, "error_type": self.which.error_type, "error_code": self.which.error_code}
-        return {"domain": self.domain, "until": until, "back": self.back, **{k: v or "" for k, v in group.items()}}
+        asked = str(self.asked or self.count)
+        return {
+            "domain": self.domain,
+            "until": until,
+            "asked": asked,
+            "back": self.back,
+            **{name: value or "" for name, value in group.items()},
+        }
 
 
 def chosen_rows(commands: QuerySet[Command], back: str) -> Target:
@@ -103,7 +117,10 @@ def read_target(given: Mapping[str, Any]) -> Target:
             error_code=str(given.get("error_code", "")),
             until=_moment(str(given.get("until", "")), database_of(domain)),
         )
-        return Target(domain=domain, which=which, back=back)
+        asked = str(given.get("asked", ""))
+        return Target(
+            domain=domain, which=which, back=back, asked=int(asked) if asked.isdecimal() and len(asked) < 9 else 0
+        )
     if "command" in given:
         domain, _, command_id = str(given["command"]).rpartition("/")
         command = get_command(domain, uuid_of(command_id, "command_id"))

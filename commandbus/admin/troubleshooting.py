@@ -7,14 +7,15 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError, connections
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
-from commandbus import conf, install, ops
+from commandbus import conf, ops, status
 from commandbus.admin.acting import ACTIONS
 from commandbus.admin.command_page import Button
+from commandbus.admin.databases import databases
 from commandbus.admin.readonly import ReadOnlyAdmin
-from commandbus.exceptions import UnknownDomainError
+from commandbus.masking import masked
 from commandbus.messages import Status
 from commandbus.models import TroubledCommand
 
@@ -24,6 +25,8 @@ FOR_GROUPS = ("retry", "complete", "cancel")
 @dataclass(frozen=True, kw_only=True)
 class Row:
     group: ops.Group
+    message: str
+    """Of the sample."""
     url: str
     sample_url: str
     buttons: list[Button]
@@ -43,25 +46,25 @@ class TroubledCommandAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         rows: list[Row] = []
+        domains: list[str] = []
         more: list[str] = []
         away: dict[str, str] = {}
-        domains = install.domains()
         chosen = request.GET.get("domain", "")
-        for domain in [chosen] if chosen in domains else domains:
-            using = conf.current().database_of(domain)
-            if using in away:
-                continue
+        for using in databases():
             try:
-                groups, is_cut = ops.groups(domain)
-            except UnknownDomainError:
-                continue  # it is in the settings, and not yet in its database
+                here = status.domains_of(using)
+                found = {domain: ops.groups(domain) for domain in here if chosen in ("", domain)}
             except (DatabaseError, InterfaceError) as error:
                 away[using] = str(error).strip()
                 if not connections[using].in_atomic_block:
                     connections[using].close()
                 continue
-            rows += [self._row(request, group) for group in groups]
-            more += [domain] if is_cut else []
+            domains += here
+            for domain, (groups, is_cut) in found.items():
+                rows += [self._row(request, group) for group in groups]
+                more += [domain] if is_cut else []
+        if chosen and chosen not in domains and not away:
+            raise Http404(f"There is no domain {chosen!r}.")
         context = self.page(
             request,
             "Troubleshooting",
@@ -86,11 +89,12 @@ class TroubledCommandAdmin(ReadOnlyAdmin):
             "error_type": group.error_type,
             "error_code": group.error_code,
         }
-        shown = {"status": Status.IN_TROUBLESHOOTING_QUEUE.value, **{k: v for k, v in same.items() if v}}
+        shown = {"status": Status.IN_TROUBLESHOOTING_QUEUE.value, **same}
         target = urlencode({**same, "back": request.get_full_path()})
         return Row(
             group=group,
-            url=f"{self.url('commandbus_command_changelist')}?{urlencode(shown)}",
+            message=masked(group.sample_message or "", conf.current().mask),
+            url=f"{self.url('commandbus_command_changelist')}?{urlencode(shown)}" if self.has_commands else "",
             sample_url=self.url_of(group.domain, group.sample_id),
             buttons=[
                 Button(
@@ -100,6 +104,6 @@ class TroubledCommandAdmin(ReadOnlyAdmin):
                     if self.may(request, ACTIONS[name].permission)
                     else f"You need the permission “{ACTIONS[name].permission}” for this.",
                 )
-                for name in FOR_GROUPS
+                for name in (FOR_GROUPS if self.has_commands else ())
             ],
         )

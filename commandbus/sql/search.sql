@@ -4,7 +4,7 @@
 -- `next_beyond` is where the next search goes on. It is null if that cannot be said: of many commands that wait or run.
 --
 -- Conditions that are null do not count. `among`: only these rows are looked at. `either_id` is a command's id or its
--- correlation id. `running` asks for leased commands, whatever their status shows.
+-- correlation id. An error type or code '' asks for commands without one. `running` asks for leased commands, whatever their status shows.
 CREATE OR REPLACE FUNCTION commandbus.search(
     domains text[] DEFAULT NULL,
     command_types text[] DEFAULT NULL,
@@ -68,10 +68,10 @@ BEGIN
             SELECT r.id FROM unnest(_domains) AS d(name), unnest(commandbus.rows_of(d.name, ARRAY[search.either_id])) AS r(id)
             WHERE r.id > coalesce(_window.reached, _after) AND r.id < _before AND NOT search.oldest_first
                OR r.id > _after AND r.id < coalesce(_window.reached, _before) AND search.oldest_first);
-    ELSIF search.error_codes IS NOT NULL THEN
+    ELSIF NOT '' = ANY (search.error_codes) THEN
         _window := commandbus.search_window(
             'error code', search.error_codes, NULL, NULL, _after, _before, search.oldest_first, search.look_through);
-    ELSIF search.error_types IS NOT NULL THEN
+    ELSIF NOT '' = ANY (search.error_types) THEN
         _window := commandbus.search_window(
             'error type', search.error_types, NULL, NULL, _after, _before, search.oldest_first, search.look_through);
     ELSIF search.running OR search.status IN ('PENDING', 'IN_PROGRESS') THEN
@@ -116,8 +116,8 @@ BEGIN
           AND (search.status IS NULL OR c.status = search.status)
           AND (NOT search.running OR c.lease_read_ct IS NOT NULL)
           AND (search.either_id IS NULL OR search.either_id IN (c.correlation_id, c.command_id))
-          AND (search.error_types IS NULL OR c.last_error_type = ANY (search.error_types))
-          AND (search.error_codes IS NULL OR c.last_error_code = ANY (search.error_codes))
+          AND (search.error_types IS NULL OR coalesce(c.last_error_type, '') = ANY (search.error_types))
+          AND (search.error_codes IS NULL OR coalesce(c.last_error_code, '') = ANY (search.error_codes))
           AND (search.least_attempts IS NULL OR c.attempts >= search.least_attempts)
           AND (search.node_ids IS NULL OR c.node_id = ANY (search.node_ids))
           AND (search.created_from IS NULL OR c.created_at >= search.created_from)

@@ -31,7 +31,7 @@ AS $function$
         LIMIT troubled_groups.at_most + 1
     )
     SELECT g.command_type, g.error_type, g.error_code, g.commands, g.first_at, g.last_at,
-           s.command_id, left(s.last_error_msg, 300), (SELECT count(*) > troubled_groups.at_most FROM troubled)
+           s.command_id, s.last_error_msg, (SELECT count(*) > troubled_groups.at_most FROM troubled)
     FROM (
         SELECT t.command_type, t.error_type, t.error_code, count(*) AS commands,
                min(t.updated_at) AS first_at, max(t.updated_at) AS last_at, max(t.id) AS newest

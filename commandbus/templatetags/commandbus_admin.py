@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django import template
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
 
 from commandbus.admin import badges
@@ -16,9 +16,13 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def command_url(context: template.Context, command: Command) -> str:
-    """Of its page, on the admin site that is shown."""
+    """Of its page, on the admin site that is shown; empty, if that has none."""
     app = getattr(context["request"], "current_app", None)
-    return reverse("admin:commandbus_command_change", args=[f"{command.domain}/{command.command_id}"], current_app=app)
+    try:
+        arguments = [f"{command.domain}/{command.command_id}"]
+        return reverse("admin:commandbus_command_change", args=arguments, current_app=app)
+    except NoReverseMatch:
+        return ""
 
 
 @register.filter

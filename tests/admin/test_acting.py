@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +16,7 @@ from django.test import Client
 from commandbus import audit_trail, send_command
 from commandbus.admin import acting, targets
 from commandbus.messages import ErrorInfo, Failure
-from commandbus.models import Audit, Command
+from commandbus.models import Audit, Command, Domain
 from commandbus.permissions import OPERATORS, VIEWERS
 from commandbus.transitions import PostgresTransitions
 from tests.admin.pages import BUS, client_of, get, page_of, post, row, text_of, troubled, url
@@ -172,6 +174,30 @@ def test_edited_data_keep_what_was_hidden(operator: Client) -> None:
     assert received.command.data == {"amount": 5, "card": {"token": "tok_1"}}
 
 
+def test_an_edit_that_changes_only_a_type_is_an_edit(operator: Client) -> None:
+    command_id = troubled(active=1, amount=5.0)
+    post(operator, act("edit"), {"rows": row(command_id), "payload": '{"active": true, "amount": 5}'})
+    [received] = BUS.receive("orders", qty=1, vt=30)
+    assert repr(received.command.data) == "{'active': True, 'amount': 5}"
+
+
+def test_numbers_that_would_lose_digits_are_not_edited(operator: Client) -> None:
+    command_id, number = troubled(a=1), "12345678901234.123456789"
+    text = text_of(post(operator, act("edit"), {"rows": row(command_id), "payload": f'{{"a": {number}}}'}))
+    assert f"The number {number} has more digits than are kept here" in text
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgmq.a_orders__commands SET message = jsonb_set(message, '{data,a}', %s::jsonb)", [number]
+        )
+    page = {"command": f"orders/{command_id}", "back": page_of(command_id)}
+    text = text_of(operator.get(act("edit"), page, follow=True).content.decode())
+    assert f"Its data cannot be edited here. The number {number} has more digits" in text
+    post(operator, act("retry"), {"rows": row(command_id)})
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT (message -> 'data')::text FROM pgmq.q_orders__commands")
+        assert cursor.fetchall() == [(f'{{"a": {number}}}',)]
+
+
 def test_edited_data_that_cannot_be_sent_are_refused(operator: Client) -> None:
     command_id = troubled(amount=1)
     for text, problem in (
@@ -226,6 +252,58 @@ def test_a_group_that_is_gone_says_so(operator: Client) -> None:
     group = {"domain": "orders", "type": "PlaceOrder", "error_type": "Broken", "error_code": "NEVER"}
     response = operator.get(act("retry"), group, follow=True)
     assert "Nothing like that is in the Troubleshooting Queue any more." in text_of(response.content.decode())
+
+
+def test_what_left_a_group_since_somebody_was_asked_is_said(operator: Client) -> None:
+    ids = [troubled() for _ in range(3)]
+    group = {"domain": "orders", "type": "PlaceOrder", "error_type": "Broken", "error_code": "NEVER"}
+    html = get(operator, act("retry"), group)
+    asked = {name: html.split(f'name="{name}" value="')[1].split('"')[0] for name in ("until", "asked")}
+    BUS.operator_retry("orders", ids[:2])
+    text = text_of(post(operator, act("retry"), {**group, **asked, "reason": ""}))
+    assert "2 commands were resolved or retried by somebody else since you were asked." in text
+    assert "1 command was sent again." in text
+    text = text_of(post(operator, act("retry"), {**group, **asked, "reason": ""}))
+    assert "3 commands were resolved or retried by somebody else" in text
+
+
+def test_a_group_shows_no_masked_value(operator: Client) -> None:
+    command_id = send()
+    [received] = BUS.receive("orders", qty=1, vt=30)
+    message = json.dumps({"detail": 500 * "x", "token": "s3cr3t"})
+    BUS.fail("orders", [Failure(received.lease, ErrorInfo("E", "HTTP_400", message))])
+    Command.objects.update(last_error_msg=json.dumps({"token": "s3cr3t", "detail": 500 * "x"}))
+    assert "s3cr3t" not in get(operator, url("troubledcommand_changelist"))
+    html = get(operator, page_of(command_id))
+    assert "s3cr3t" not in html
+    assert "••••••" in html
+
+
+def test_groups_of_domains_that_this_project_does_not_know_are_shown(operator: Client) -> None:
+    """Those for replies, and those that another project has registered in the same database."""
+    troubled()
+    Command.objects.update(domain="sales__replies")
+    page = url("troubledcommand_changelist")
+    for query in ({}, {"domain": "sales__replies"}):
+        assert "1 command waits for an operator." in text_of(get(operator, page, query))
+    troubled()
+    foreign = Domain.objects.get(name="other")
+    foreign.name, foreign.queue_name = "foreign", "foreign__commands"
+    foreign.save(force_insert=True)
+    Command.objects.filter(domain="orders").update(domain="foreign")
+    assert "1 command waits for an operator." in text_of(get(operator, page, {"domain": "foreign"}))
+    assert operator.get(page, {"domain": "nowhere"}).status_code == 404
+
+
+def test_the_number_of_a_group_leads_to_its_commands_only(operator: Client) -> None:
+    bare, _ = troubled(), troubled()
+    Command.objects.filter(command_id=bare).update(last_error_code=None, last_error_type=None)
+    links = re.findall(
+        r'<a href="([^"]+)" title="List these commands">1<', get(operator, url("troubledcommand_changelist"))
+    )
+    assert len(links) == 2
+    for link in links:
+        assert get(operator, unescape(link)).count('name="_selected_action"') == 1
 
 
 def test_groups_are_shown_with_counts_samples_and_times(operator: Client) -> None:

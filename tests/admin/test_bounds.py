@@ -17,7 +17,7 @@ from django.utils import timezone
 from commandbus import nodes
 from commandbus.models import Command
 from tests.admin.history import BUSY, CHAIN, COUNT, GONE, PAIR, fill
-from tests.helpers import BOTH
+from tests.helpers import BOTH, send_many
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
 
@@ -27,6 +27,7 @@ MOST_BUFFERS = 60_000
 COMMANDS = "/admin/commandbus/command/"
 AUDIT = "/admin/commandbus/audit/"
 NOBODY = UUID(int=99)
+WAITING = 20_000
 
 
 class Buffers:
@@ -91,18 +92,21 @@ def queries() -> list[tuple[str, dict[str, str]]]:
     audit += [{"q": "olga"}, {"q": "nobody"}, {"domain": "orders"}, {"domain": "sales"}, days("ts", 12, 11)]
     audit += [{"event": name} for name in ("SENT", "COMPLETED", "RETRY_SCHEDULED", "OPERATOR_RETRY", "FAILED")]
     others = ("troubledcommand", "domain", "node", "unreadablemessage", f"command/orders/{oldest}/change")
+    group = {"domain": "orders", "type": "PlaceOrder", "error_type": "RareError", "error_code": "RARE"}
     return [
         *((COMMANDS, query) for query in commands),
         *((AUDIT, query) for query in audit),
         *((f"/admin/commandbus/{page}/", {}) for page in others),
+        (f"{COMMANDS}act/retry/", group),
     ]
 
 
 def test_every_page_reads_a_bounded_number_of_buffers(admin_client: Client) -> None:
     fill()
+    send_many("orders", "PlaceOrder", WAITING)
     for node_id, name in ((BUSY, "busy"), (GONE, "gone")):
         nodes.register("default", node_id=node_id, name=name, role="worker", domains=["orders"], handled_types={})
-    assert Command.objects.count() == COUNT
+    assert Command.objects.count() == COUNT + WAITING
     read = {}
     for page, query in queries():
         with counted() as buffers:

@@ -5,12 +5,13 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.admin import AdminSite
+from django.contrib.admin import site as default_site
 from django.test import Client, override_settings
 from django.urls import include, path
 
 from commandbus import nodes, search, send_command
 from commandbus.admin import CommandAdmin, TroubledCommandAdmin
-from commandbus.models import Command, TroubledCommand
+from commandbus.models import Audit, Command, Domain, Node, TroubledCommand, UnreadableMessage
 from tests.admin.pages import BUS, get, page_of, text_of, troubled, url
 from tests.helpers import BOTH, keep, send
 
@@ -152,7 +153,15 @@ def test_nothing_can_be_added_changed_or_deleted(admin_client: Client) -> None:
 other_site = AdminSite(name="backoffice")
 other_site.register(Command, CommandAdmin)
 other_site.register(TroubledCommand, TroubledCommandAdmin)
-urlpatterns = [path("backoffice/", other_site.urls), path("", include("example_project.urls"))]
+small_sites = []
+for number, model in enumerate((Audit, Domain, Node, TroubledCommand, UnreadableMessage, Command)):
+    small_sites.append(AdminSite(name=f"small{number}"))
+    small_sites[-1].register(model, type(default_site.get_model_admin(model)))
+urlpatterns = [
+    path("backoffice/", other_site.urls),
+    *(path(f"{site.name}/", site.urls) for site in small_sites),
+    path("", include("example_project.urls")),
+]
 
 
 @pytest.mark.urls("tests.admin.test_command_list")
@@ -169,3 +178,45 @@ def test_another_admin_site_leads_to_its_own_pages(admin_client: Client) -> None
     response = admin_client.post("/backoffice/commandbus/command/act/retry/", fields)
     assert response["Location"] == "/backoffice/commandbus/command/"
     assert BUS.receive("orders", qty=1, vt=30)
+
+
+@pytest.mark.urls("tests.admin.test_command_list")
+def test_an_admin_site_may_have_some_of_the_pages(admin_client: Client) -> None:
+    node_id = uuid4()
+    nodes.register("default", node_id=node_id, name="here", role="worker", domains=["orders"], handled_types={})
+    command_id = troubled()
+    running = send()
+    BUS.receive("orders", qty=1, vt=30, node_id=node_id)
+    for site in small_sites:
+        [model] = site._registry
+        html = get(admin_client, f"/{site.name}/commandbus/{model._meta.model_name}/")
+        assert "/admin/commandbus/" not in html
+    assert str(command_id) in get(admin_client, "/small0/commandbus/audit/")
+    assert str(running) in get(admin_client, f"/small2/commandbus/node/{node_id}/change/")
+    assert "NEVER: it cannot work" in get(admin_client, "/small3/commandbus/troubledcommand/")
+
+
+@pytest.mark.parametrize("rows", [["abc"], ["1", "abc"], ["9" * 30]])
+@pytest.mark.parametrize("across", [{"select_across": "0"}, {"select_across": "1"}, {}])
+def test_rows_that_cannot_be_are_refused(admin_client: Client, rows: list[str], across: dict[str, str]) -> None:
+    troubled()
+    response = admin_client.post(LIST, {"action": "retry", "_selected_action": rows, "index": 0, **across})
+    assert response["Location"].endswith("?e=1")
+
+
+def test_what_runs_is_found_also_where_its_status_does_not_say_so(admin_client: Client) -> None:
+    Domain.objects.update(mark_in_progress=False)
+    running, _ = str(send()), send()
+    BUS.receive("orders", qty=1, vt=30)
+    assert listed(get(admin_client, LIST, {"status": "IN_PROGRESS"})) == [running]
+
+
+def test_commands_without_an_error_of_a_kind_are_found(admin_client: Client) -> None:
+    bare, other = str(troubled()), str(troubled())
+    Command.objects.filter(command_id=bare).update(last_error_code=None, last_error_type=None)
+    for query in ({"error_code": ""}, {"error_type": ""}, {"error_code": "", "error_type": ""}):
+        html = get(admin_client, LIST, {"status": "IN_TROUBLESHOOTING_QUEUE", **query})
+        assert listed(html) == [bare]
+        assert "none" in text_of(html)
+    assert listed(get(admin_client, LIST, {"error_code": "", "q": "NEVER"})) == []
+    assert listed(get(admin_client, LIST, {"error_code": "NEVER"})) == [other]
