@@ -18,11 +18,18 @@ from commandbus.pgmq import PgmqClient
 from commandbus.testing.time import advance
 from commandbus.transitions import PostgresTransitions
 from tests.failpoints import POINTS
-from tests.helpers import barrier, reload, replies, send, status, wait_until, worker_process
+from tests.helpers import WorkerProcess, barrier, reload, replies, send, status, wait_until, worker_process
 from tests.shop.models import Order
 from tests.worker.test_kill import MODES, failpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def stand_still(stale: WorkerProcess) -> None:
+    """The supervisor too, after the worker has stopped itself: else it would do so when all go on, for ever."""
+    [node] = Node.objects.all()
+    wait_until(lambda: Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    stale.signal_all(signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("settings", MODES)
@@ -34,7 +41,7 @@ def test_a_stopped_process_that_goes_on_changes_nothing(kind: str, point: str, s
     changes = {"COMMANDBUS_FAILPOINT": failpoint(point, stopped, "SIGSTOP"), "COMMANDBUS_TEST_SETTINGS": settings}
     with worker_process("orders", "--vt=1", "--name=stale", **changes) as stale:
         wait_until(stopped.exists, f"the point {point}")
-        stale.signal_all(signal.SIGSTOP)
+        stand_still(stale)
         with worker_process("orders", "--vt=1", "--name=owner", **changes):
             wait_until(lambda: status(command_id) == "COMPLETED")
             before = [(row.event_type, row.ts) for row in audit_trail("orders", command_id)]
@@ -53,7 +60,7 @@ def test_a_stopped_process_holds_up_nobody_between_finish_and_commit(tmp_path: P
     changes = {"COMMANDBUS_FAILPOINT": failpoint("between_finish_and_commit", stopped, "SIGSTOP")}
     with worker_process("orders", "--vt=1", "--name=stale", **changes) as stale:
         wait_until(stopped.exists)
-        stale.signal_all(signal.SIGSTOP)
+        stand_still(stale)
         with worker_process("orders", "--vt=1", "--name=owner", **changes):
             others = send_commands("orders", [NewCommand("PlaceOrder", uuid4(), {}) for _ in range(20)])
             wait_until(lambda: Command.objects.filter(command_id__in=others, status="COMPLETED").count() == 20)
