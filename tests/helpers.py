@@ -218,6 +218,10 @@ class WorkerProcess(subprocess.Popen[bytes]):
             start_new_session=True,
         )
 
+    def output(self) -> str:
+        """What it has written so far."""
+        return os.pread(self.log.fileno(), 1_000_000, 0).decode()  # not read(): it writes where that has ended
+
     def signal_all(self, number: int) -> None:
         """To it and all its children."""
         os.killpg(self.pid, number)
@@ -231,8 +235,7 @@ class WorkerProcess(subprocess.Popen[bytes]):
         except subprocess.TimeoutExpired:
             self.signal_all(signal.SIGKILL)
             self.wait()
-        self.log.seek(0)
-        return self.log.read().decode()
+        return self.output()
 
 
 @contextmanager

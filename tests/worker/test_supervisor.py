@@ -117,16 +117,15 @@ def test_until_empty_also_works_off_what_a_process_sends_that_is_replaced() -> N
     assert Command.objects.filter(status="COMPLETED").count() == 3
 
 
-def test_until_empty_also_works_off_what_a_node_gives_back_that_was_asked_to_stop() -> None:
+def test_until_empty_also_works_off_what_a_node_leaves_that_was_asked_to_stop() -> None:
     with barrier() as gate:
-        arguments = ["--until-empty", "--processes=2", "--name=asked", "--concurrency=1", "--vt=3"]
-        send_commands("orders", [NewCommand("SendMail", uuid4(), {"barrier": gate.key}) for _ in range(3)])
-        with worker_process("orders", *arguments) as worker:
+        send("Chain", length=3, barrier=gate.key)
+        with worker_process("orders", "--until-empty", "--processes=2", "--concurrency=1", "--vt=3") as worker:
             wait_until(gate.arrived)
             wait_until(lambda: Node.objects.filter(stopped_at__isnull=False).count() == 1)  # it has found nothing
             [busy] = Node.objects.filter(stopped_at=None)
             assert nodes.ask_to_stop("default", busy.node_id)
-            wait_until(lambda: Command.objects.filter(status="PENDING").count() == 2)  # given back
+            wait_until(lambda: "worker.asked_to_stop" in worker.output())
             gate.open()
             assert worker.wait(PATIENCE) == 0
     assert Command.objects.filter(status="COMPLETED").count() == 3
