@@ -187,7 +187,7 @@ class _Wait:
     def _look_from_outside(self, connection: BaseDatabaseWrapper) -> None:
         """On a connection of our own from now on: what happens outside may be hidden from the open transaction."""
         self._connection = self._own = connection.copy()
-        self._own.set_autocommit(True)
+        self._own.settings_dict["AUTOCOMMIT"] = True  # from its first statement on, whoever makes that
         if self._read(self._own) is None:
             raise UncommittedCommandError(_uncommitted(self.command_id, connection.alias))
 

@@ -10,6 +10,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from pgmq import PGMQueue
 
 from commandbus import (
@@ -336,9 +337,17 @@ def test_one_connection_is_enough_where_transactions_are_managed_by_hand(monkeyp
         copies.append(copy(self))
         return copies[-1]
 
+    def greet(connection: Any, **_: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
     monkeypatch.setattr(BaseDatabaseWrapper, "copy", counted)
-    with pytest.raises(ReplyTimeoutError, match="PENDING"):
-        wait_for_reply(command_id, 0.1, domain="orders")
+    connection_created.connect(greet)  # as projects do that have something to set for each connection
+    try:
+        with pytest.raises(ReplyTimeoutError, match="PENDING"):
+            wait_for_reply(command_id, 0.1, domain="orders")
+    finally:
+        connection_created.disconnect(greet)
     transaction.rollback()
     connection.close()
     assert len(copies) == 1

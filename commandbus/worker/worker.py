@@ -87,6 +87,14 @@ class Worker:
         )
 
     def run(self) -> Ending:
+        thread = threading.current_thread()
+        before, thread.name = thread.name, "commandbus-fetch"
+        try:
+            return self._run()
+        finally:
+            thread.name = before
+
+    def _run(self) -> Ending:
         self._prepare()
         for thread in [*self._finishers.values(), *self._keepers.values()]:
             thread.start()
@@ -240,7 +248,6 @@ class Worker:
             self.stop(Ending.RECYCLE)
 
     def _prepare(self) -> None:
-        threading.current_thread().name = "commandbus-fetch"
         connection_created.connect(_name_session)
         close_old_connections()
         for using in self._aliases():

@@ -157,6 +157,7 @@ def test_max_commands_ends_after_that_many() -> None:
     send_commands("orders", [NewCommand("SendMail", uuid4(), {}) for _ in range(30)])
     worker = Worker(WorkerOptions(domains=("orders",), max_commands=7, concurrency=2))
     assert worker.run() is Ending.RECYCLE
+    assert not threading.current_thread().name.startswith("commandbus-")  # it is the caller's again
     assert Command.objects.filter(status="COMPLETED").count() == 7
     assert Command.objects.filter(status="PENDING", attempts=0).count() == 23
 
