@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 from django.db import connection, transaction
 
-from commandbus import CommandRefusedError, ops, send_command
+from commandbus import CommandRefusedError, audit_trail, ops, send_command
 from commandbus.messages import ErrorInfo, Failure
+from commandbus.models import Command
 from commandbus.transitions import PostgresTransitions
 from tests.helpers import PATIENCE, WAITING_SESSIONS, replies, send, status, wait_until
 from tests.ops.test_troubleshooting import ACTIONS, many_troubled, troubled
@@ -52,6 +53,23 @@ def _somebody_waits() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(WAITING_SESSIONS)
         return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("name", [*ACTIONS, "cancel_waiting"])
+def test_an_act_that_had_to_wait_has_the_time_of_the_act(name: str) -> None:
+    """The audit is looked through by number, so its times must follow the numbers."""
+    command_id = send() if name == "cancel_waiting" else troubled()
+    act = ACTIONS.get(name, lambda one: ops.cancel_waiting_many("orders", [one], "not needed"))
+    with transaction.atomic():
+        list(Command.objects.select_for_update().filter(command_id=command_id))
+        with waiting(lambda: act(command_id)) as other:
+            meanwhile = send()
+    other.join(PATIENCE)
+    assert other.error is None
+    sent = audit_trail("orders", meanwhile)[0]
+    last = audit_trail("orders", command_id)[-1]
+    assert last.audit_id > sent.audit_id
+    assert last.ts > sent.ts
 
 
 @pytest.mark.parametrize("second", ACTIONS)
