@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from uuid import UUID
@@ -155,17 +155,21 @@ def audit_trail(domain: str, command_id: UUID) -> list[Audit]:
 
 def _send(domain: str, using: str, commands: list[NewCommand]) -> list[UUID]:
     verified = [checked(command, using) for command in commands]
-    outcomes = try_send(domain, verified)
+    require_sent(domain, try_send(domain, verified))
+    return [command.command_id for command in verified]
+
+
+def require_sent(domain: str, outcomes: Mapping[UUID, str]) -> None:
+    """Raise an error if something could not be sent."""
     conflicts = sorted(command_id for command_id, outcome in outcomes.items() if outcome == "CONFLICT")
     if conflicts:
         raise DuplicateCommandError(domain, conflicts)
     if "TOO_LARGE" in outcomes.values():
         large = next(command_id for command_id, outcome in outcomes.items() if outcome == "TOO_LARGE")
         raise transitions.too_large(large, "what PostgreSQL allows for its domain")
-    return [command.command_id for command in verified]
 
 
-def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
+def try_send(domain: str, commands: Sequence[NewCommand], batch_id: UUID | None = None) -> dict[UUID, str]:
     """Send commands that are `checked`, and say what became of each: SENT, DUPLICATE, CONFLICT or TOO_LARGE.
 
     After one of the last two nothing of the call was written, and the transaction is as usable as before. The domain
@@ -175,7 +179,7 @@ def try_send(domain: str, commands: Sequence[NewCommand]) -> dict[UUID, str]:
     limits = {command_type: _max_attempts(domain, command_type) for command_type in {c.command_type for c in commands}}
     wake = wakes_itself(using)
     outcomes = transitions.PostgresTransitions(using).send(
-        domain, commands, [limits[c.command_type] for c in commands], wake=wake
+        domain, commands, [limits[c.command_type] for c in commands], wake=wake, batch_id=batch_id
     )
     if "SENT" in outcomes.values() and not wake:
         notify_sent(domain, using)
@@ -223,10 +227,10 @@ def database_for_sending(domain: str, *, outside_transaction: bool = False) -> s
     using = database_of(domain)
     if domain.endswith(conf.REPLIES) or domain == conf.current().reply_queue:
         raise InvalidCommandError(f"{domain!r} is a reply queue; send to the domain whose commands are answered there")
-    if outside_transaction or not conf.current().has_several_databases or _is_in_transaction(connections[using]):
+    if outside_transaction or not conf.current().has_several_databases or is_in_transaction(connections[using]):
         return using
     for other in connections.all(initialized_only=True):
-        if other.alias != using and _is_in_transaction(other):
+        if other.alias != using and is_in_transaction(other):
             raise TransactionMismatchError(domain, using, other.alias)
     return using
 
@@ -247,7 +251,7 @@ def database_of(domain: str) -> str:
     return using
 
 
-def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Whether what is written now waits for a commit of the caller's. Opens no connection."""
     if connection.atomic_blocks:
         # Those that Django's TestCase opens around each test do not count: there are none in production.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from commandbus import api, conf
+from commandbus import api, batches, conf
+from commandbus.callbacks import BatchCallback
 from commandbus.encoding import json_object
 from commandbus.exceptions import LeaseLostError
 from commandbus.handlers import Handler, HandlerFunction, registry
-from commandbus.messages import Data, Finish, ReceivedCommand, Status
+from commandbus.messages import BatchCommand, BatchMetadata, BatchStatus, Data, Finish, ReceivedCommand, Status
+from commandbus.models import Command
 from commandbus.policies import RetryPolicy
 from commandbus.transitions import PostgresTransitions, Transitions
 from commandbus.worker.options import WorkerOptions
@@ -44,6 +46,30 @@ class CommandBus:
             delay=delay,
             outside_transaction=outside_transaction,
         )
+
+    def create_batch(
+        self,
+        domain: str,
+        commands: Iterable[BatchCommand],
+        *,
+        name: str | None = None,
+        custom_data: Mapping[str, Any] | None = None,
+        on_complete: BatchCommand | BatchCallback | None = None,
+    ) -> UUID:
+        return batches.create_batch(domain, commands, name=name, custom_data=custom_data, on_complete=on_complete)
+
+    def get_batch(self, domain: str, batch_id: UUID) -> BatchMetadata | None:
+        return batches.get_batch(domain, batch_id)
+
+    def list_batches(
+        self, domain: str, *, status: BatchStatus | str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[BatchMetadata]:
+        return batches.list_batches(domain, status=status, limit=limit, offset=offset)
+
+    def list_batch_commands(
+        self, domain: str, batch_id: UUID, *, status: Status | str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[Command]:
+        return batches.list_batch_commands(domain, batch_id, status=status, limit=limit, offset=offset)
 
     def register_handler(
         self, domain: str, command_type: str, handler_fn: HandlerFunction, retry_policy: RetryPolicy | None = None

@@ -52,15 +52,19 @@ class UnsupportedIsolationLevelError(CommandBusError):
 
 
 class DuplicateCommandError(CommandBusError):
-    """A command id was sent before with another type or other data. Nothing of this call was written."""
+    """A command id was sent before with another type or other data. Nothing of this call was written.
 
-    def __init__(self, domain: str, command_ids: list[UUID]) -> None:
+    For a batch that is created with all its commands, also with the same: they would be part of something else.
+    """
+
+    def __init__(self, domain: str, command_ids: list[UUID], why: str | None = None) -> None:
         self.domain = domain
         self.command_ids = command_ids
         shown = ", ".join(str(command_id) for command_id in command_ids[:5])
         more = f" and {len(command_ids) - 5} more" if len(command_ids) > 5 else ""
         super().__init__(
-            f"domain {domain!r} already has {shown}{more} with another type or other data; "
+            why
+            or f"domain {domain!r} already has {shown}{more} with another type or other data; "
             f"send a changed command under a new id"
         )
 
@@ -104,6 +108,22 @@ class UncommittedCommandError(CommandBusError):
 
 class ReplyTimeoutError(CommandBusError, TimeoutError):
     """No reply has come within the time. It may still come."""
+
+
+class UnknownBatchError(CommandBusError):
+    """There is no such batch. Nothing was written."""
+
+
+class BatchRefusedError(CommandBusError):
+    """The batch is not in a state that allows this; the message says why. Nothing was written."""
+
+
+class UncommittedBatchError(CommandBusError):
+    """The batch waits for a transaction of the caller's own, so it makes no sense to wait for its end."""
+
+
+class BatchTimeoutError(CommandBusError, TimeoutError):
+    """The batch has not completed within the time. It goes on."""
 
 
 class LeaseLostError(CommandBusError):

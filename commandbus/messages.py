@@ -6,7 +6,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias
@@ -52,6 +52,13 @@ TERMINAL = (Status.COMPLETED, Status.FAILED, Status.CANCELED)
 RARE = (Status.FAILED, Status.CANCELED, Status.IN_TROUBLESHOOTING_QUEUE)
 
 
+class BatchStatus(enum.StrEnum):
+    PENDING = "PENDING"  # no worker has received one of its commands
+    IN_PROGRESS = "IN_PROGRESS"  # it has started
+    COMPLETED = "COMPLETED"  # all of its commands are COMPLETED, for ever
+    COMPLETED_WITH_FAILURES = "COMPLETED_WITH_FAILURES"  # all have ended, some of them FAILED or CANCELED, for ever
+
+
 class AuditEvent(enum.StrEnum):
     SENT = "SENT"
     RECEIVED = "RECEIVED"
@@ -68,6 +75,10 @@ class AuditEvent(enum.StrEnum):
     DOMAIN_PAUSED = "DOMAIN_PAUSED"
     DOMAIN_RESUMED = "DOMAIN_RESUMED"
     NODE_STOP_REQUESTED = "NODE_STOP_REQUESTED"
+    BATCH_SEALED = "BATCH_SEALED"
+    BATCH_STARTED = "BATCH_STARTED"
+    BATCH_COMPLETED = "BATCH_COMPLETED"
+    BATCH_CANCELED = "BATCH_CANCELED"
 
 
 class Reason(enum.StrEnum):
@@ -91,6 +102,79 @@ class NewCommand(NamedTuple):
     delay: float | None = None
 
 
+BatchCommand = NewCommand
+"""A command to be sent as part of a batch, or when a batch completes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """A batch as it was at one moment."""
+
+    batch_id: UUID
+    domain: str
+    name: str | None
+    custom_data: dict[str, Any] | None
+    status: BatchStatus
+    total_count: int
+    completed_count: int
+    failed_count: int
+    canceled_count: int
+    in_troubleshooting_count: int
+    created_at: datetime
+    started_at: datetime | None
+    """When the first of its commands was received."""
+    completed_at: datetime | None
+    """When it was sealed and all of its commands had ended."""
+    updated_at: datetime
+    """When something was last counted."""
+    sealed_at: datetime | None
+    canceled_at: datetime | None
+    expected_count: int | None
+    """How many commands it shall have when it is sealed, if that was said."""
+    on_complete: dict[str, Any] | None
+    """The command that is sent when it completes."""
+    callback_sent_at: datetime | None
+    callback_error: str | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can still be added."""
+        return self.sealed_at is None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.completed_at is not None
+
+    @property
+    def ended_count(self) -> int:
+        return self.completed_count + self.failed_count + self.canceled_count
+
+    @property
+    def waiting_count(self) -> int:
+        """Those that wait for a worker, or run."""
+        return self.total_count - self.ended_count - self.in_troubleshooting_count
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> BatchMetadata:
+        """From what `commandbus.batch_now` answers."""
+        values = {field.name: body[field.name] for field in fields(cls)}
+        for name in values.keys() & _BATCH_TIMES:
+            values[name] = None if values[name] is None else datetime.fromisoformat(values[name])
+        return cls(**{**values, "batch_id": UUID(body["batch_id"]), "status": BatchStatus(body["status"])})
+
+
+_BATCH_TIMES = {field.name for field in fields(BatchMetadata) if field.name.endswith("_at")}
+
+
+class BatchRepair(NamedTuple):
+    """What was wrong with a batch."""
+
+    batch_id: UUID
+    what: str
+    before: str | None
+    after: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Command(Generic[Data_co]):
     """What a handler gets. Its data is a dict, or what the handler's annotation says: `Command[Debit]`."""
@@ -102,6 +186,7 @@ class Command(Generic[Data_co]):
     reply_to: str | None
     created_at: datetime
     data: Data_co
+    batch_id: UUID | None = None
 
     if not TYPE_CHECKING:
         # Generic's own makes a `Command[Debit](…)` that fails: Python 3.11 trips over frozen dataclasses with slots.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
-import time
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -24,10 +21,7 @@ from commandbus.exceptions import (
 )
 from commandbus.messages import Reply, Status
 from commandbus.models import Command, Domain
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25
-PAUSE_PER_SECOND = 0.1
-"""Of the time that has passed: whoever has waited long can wait a little longer, and the database has less to do."""
+from commandbus.waiting import Wait, await_, in_transaction, seconds, wait
 
 
 def wait_for_reply(command_id: UUID, timeout: float, *, domain: str | None = None) -> Reply:
@@ -37,24 +31,12 @@ def wait_for_reply(command_id: UUID, timeout: float, *, domain: str | None = Non
     transaction that is open here, because no worker can see it before the commit. `domain` is needed only where several
     have a command of this id.
     """
-    wait = _Wait(command_id, timeout, domain)
-    try:
-        while (reply := wait.look()) is None:
-            time.sleep(wait.pause())
-        return reply
-    finally:
-        wait.end()
+    return wait(_ReplyWait(command_id, timeout, domain))
 
 
 async def await_for_reply(command_id: UUID, timeout: float, *, domain: str | None = None) -> Reply:
     """As wait_for_reply; no thread is held meanwhile."""
-    wait = _Wait(command_id, timeout, domain)
-    try:
-        while (reply := await sync_to_async(wait.look)()) is None:
-            await asyncio.sleep(wait.pause())
-        return reply
-    finally:
-        await sync_to_async(wait.end)()
+    return await await_(_ReplyWait(command_id, timeout, domain))
 
 
 def send_command_and_wait(
@@ -75,7 +57,7 @@ def send_command_and_wait(
     it raises UncommittedCommandError, and nothing is sent; in one on another database TransactionMismatchError, unless
     `outside_transaction` asks for it.
     """
-    _seconds(timeout)
+    seconds(timeout)
     _require_no_transaction(domain, command_id)
     send_command(
         domain,
@@ -102,7 +84,7 @@ async def asend_command_and_wait(
     delay: float | timedelta | None = None,
     outside_transaction: bool = False,
 ) -> Reply:
-    _seconds(timeout)
+    seconds(timeout)
     await sync_to_async(_require_no_transaction)(domain, command_id)
     await sync_to_async(send_command)(
         domain,
@@ -117,45 +99,13 @@ async def asend_command_and_wait(
     return await await_for_reply(command_id, timeout, domain=domain)
 
 
-class _Wait:
+class _ReplyWait(Wait[tuple[str, str | None], Reply]):
     def __init__(self, command_id: UUID, timeout: float, domain: str | None) -> None:
+        super().__init__(timeout)
         self.command_id = uuid_of(command_id, "command_id")
-        self.timeout = _seconds(timeout)
         self.domain = domain
-        self.started_at = time.monotonic()
-        self._connection: BaseDatabaseWrapper | None = None
-        self._own: BaseDatabaseWrapper | None = None
 
-    def look(self) -> Reply | None:
-        """The reply, if it is there. Raises when it makes no sense to go on."""
-        if self._connection is None:
-            self._connection = connections[self._find()]
-        status, reply = self._read(self._connection) or (None, None)
-        if reply is None and self._own is None and _in_transaction(self._connection):
-            self._look_from_outside(self._connection)
-            return self.look()
-        if status is None:
-            raise UnknownCommandError(f"command {self.command_id} was pruned meanwhile, and its reply with it")
-        if reply is not None:
-            return Reply.from_json(json.loads(reply))
-        if time.monotonic() - self.started_at >= self.timeout:
-            waits = ": it waits for an operator" if status == Status.IN_TROUBLESHOOTING_QUEUE else ""
-            raise ReplyTimeoutError(
-                f"no reply to command {self.command_id} within {self.timeout} seconds; its status is {status}{waits}"
-            )
-        return None
-
-    def pause(self) -> float:
-        passed = time.monotonic() - self.started_at
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE + PAUSE_PER_SECOND * passed)
-        return max(0.0, min(pause, self.timeout - passed))
-
-    def end(self) -> None:
-        if self._own is not None:
-            self._own.close()
-
-    def _find(self) -> str:
-        """The database of the command."""
+    def find(self) -> str:
         using = [database_of(self.domain)] if self.domain else install.databases()
         found = [place for alias in using for place in self._places(alias)]
         if not found:
@@ -174,7 +124,7 @@ class _Wait:
         commands = Command.objects.using(using).filter(domain__in=list(names), command_id=self.command_id)
         return [(using, domain) for domain in commands.values_list("domain", flat=True)]
 
-    def _read(self, connection: BaseDatabaseWrapper) -> tuple[str, str | None] | None:
+    def read(self, connection: BaseDatabaseWrapper) -> tuple[str, str | None] | None:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT c.status, commandbus.reply_of(c) FROM command_bus_command AS c"
@@ -184,22 +134,28 @@ class _Wait:
             row: tuple[str, str | None] | None = cursor.fetchone()
             return row
 
-    def _look_from_outside(self, connection: BaseDatabaseWrapper) -> None:
-        """On a connection of our own from now on: what happens outside may be hidden from the open transaction."""
-        self._connection = self._own = connection.copy()
-        self._own.settings_dict["AUTOCOMMIT"] = True  # from its first statement on, whoever makes that
-        if self._read(self._own) is None:
-            raise UncommittedCommandError(_uncommitted(self.command_id, connection.alias))
+    def result(self, state: tuple[str, str | None]) -> Reply | None:
+        _, reply = state
+        return None if reply is None else Reply.from_json(json.loads(reply))
+
+    def gone(self) -> Exception:
+        return UnknownCommandError(f"command {self.command_id} was pruned meanwhile, and its reply with it")
+
+    def uncommitted(self, alias: str) -> Exception:
+        return UncommittedCommandError(_uncommitted(self.command_id, alias))
+
+    def late(self, state: tuple[str, str | None]) -> Exception:
+        status, _ = state
+        waits = ": it waits for an operator" if status == Status.IN_TROUBLESHOOTING_QUEUE else ""
+        return ReplyTimeoutError(
+            f"no reply to command {self.command_id} within {self.timeout} seconds; its status is {status}{waits}"
+        )
 
 
 def _require_no_transaction(domain: str, command_id: UUID) -> None:
     connection = connections[database_of(domain)]
-    if _in_transaction(connection):
+    if in_transaction(connection):
         raise UncommittedCommandError(_uncommitted(command_id, connection.alias))
-
-
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def _uncommitted(command_id: UUID, alias: str) -> str:
@@ -207,9 +163,3 @@ def _uncommitted(command_id: UUID, alias: str) -> str:
         f"no worker can see command {command_id} before the transaction on database {alias!r} commits, so its reply "
         f"cannot come; wait for it after the atomic block"
     )
-
-
-def _seconds(timeout: object) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-        raise InvalidCommandError(f"timeout must be a number of seconds, 0 or more, not {timeout!r:.100}")
-    return float(timeout)

@@ -1,4 +1,4 @@
-"""Finds commands and rows of the audit by what is known of them, in bounded time however many there are."""
+"""Finds commands, batches and rows of the audit by what is known of them, in bounded time however many there are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db import connections
 from django.db.models import QuerySet
 
-from commandbus.messages import Status, storable
+from commandbus.messages import BatchStatus, Status, storable
 from commandbus.models import Audit, Command, CommandType
 from commandbus.models.command import CommandQuerySet
 
@@ -36,7 +36,7 @@ class Search:
     """What is None or empty does not count."""
 
     text: str = ""
-    """A command id or its beginning, a correlation id, a part of a type's name, or an error code."""
+    """A command id or its beginning, a correlation id, a batch id, a part of a type's name, or an error code."""
     domains: tuple[str, ...] = ()
     command_types: tuple[str, ...] = ()
     status: Status | None = None
@@ -53,12 +53,25 @@ class Search:
     updated_until: datetime | None = None
     either_id: UUID | None = None
     """The id of a command, or its correlation id."""
+    batch_id: UUID | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSearch:
+    """What is None or empty does not count."""
+
+    text: str = ""
+    """A batch id or its beginning, or the beginning of a name."""
+    domain: str | None = None
+    status: BatchStatus | None = None
+    created_from: datetime | None = None
+    created_until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     rows: list[int] = field(default_factory=list)
-    """Of the commands, in order."""
+    """Of the commands or of the audit, in order."""
     more: bool = False
     """Whether there may be others."""
     beyond: int | None = None
@@ -85,8 +98,13 @@ def find(
     if not text:
         return by_index(search)
     if WHOLE_ID.fullmatch(text):
-        return by_index(replace(search, text="", either_id=UUID(text)))
+        found = [by_index(replace(search, text="", either_id=UUID(text)))]
+        if search.batch_id in (None, UUID(text)):
+            found.append(by_index(replace(search, text="", batch_id=UUID(text))))
+        return _united(found, oldest_first=oldest_first)
     types = {text, *(name for name in command_types(using) if text.lower() in name.lower())}
+    if search.batch_id is not None:
+        look_through = max(look_through // 2, 1)  # the batch is looked through for the types, and again for the codes
     codes = {text, *(code for code in _error_values("code", using) if text.lower() in code.lower())}
     found = []
     if wanted := _both(types, search.command_types):
@@ -114,17 +132,25 @@ def find_audit(
     beyond: int | None = None,
     oldest_first: bool = False,
 ) -> tuple[QuerySet[Audit], Found]:
-    """The audit, the newest first. `text`: a command id, or the name of an operator."""
+    """The audit, the newest first. `text`: a command id, a batch id, or the name of an operator."""
     text = text.strip()
-    is_id = bool(WHOLE_ID.fullmatch(text))
-    conditions = [UUID(text) if is_id else None, None if is_id else storable(text) or None, domain, event_type]
+    conditions = [domain, event_type, since, until, beyond, oldest_first, AT_MOST, LOOK_THROUGH]
     with connections[using].cursor() as cursor:
-        cursor.execute(
-            "SELECT matching, more, next_beyond, first_at, last_at FROM commandbus.search_audit("
-            "%s::uuid, %s, %s, %s, %s::timestamptz, %s::timestamptz, %s::bigint, %s, %s, %s)",
-            [*conditions, since, until, beyond, oldest_first, AT_MOST, LOOK_THROUGH],
-        )
-        rows, more, onward, first_at, last_at = cursor.fetchone()
+
+        def look(command_id: UUID | None, batch_id: UUID | None, operator: str | None) -> Any:
+            cursor.execute(
+                "SELECT matching, more, next_beyond, first_at, last_at FROM commandbus.search_audit(%s::uuid, %s::uuid,"
+                " %s, %s, %s, %s::timestamptz, %s::timestamptz, %s::bigint, %s, %s, %s)",
+                [command_id, batch_id, operator, *conditions],
+            )
+            return cursor.fetchone()
+
+        if WHOLE_ID.fullmatch(text):
+            found = look(UUID(text), None, None)
+            found = found if found[0] else look(None, UUID(text), None)
+        else:
+            found = look(None, None, storable(text) or None)
+        rows, more, onward, first_at, last_at = found
     # The bounds on ts let PostgreSQL skip the partitions of other months.
     events = (
         Audit.objects.using(using).filter(audit_id__in=rows, ts__gte=first_at, ts__lte=last_at)
@@ -132,6 +158,37 @@ def find_audit(
         else Audit.objects.using(using).none()
     )
     return events.order_by("audit_id" if oldest_first else "-audit_id"), Found(rows=rows, more=more, beyond=onward)
+
+
+def find_batches(
+    search: BatchSearch, using: str, *, beyond: int | None = None, oldest_first: bool = False
+) -> tuple[list[UUID], Found]:
+    """The ids of batches, the newest first unless `oldest_first`, and whether there are others."""
+    text = search.text.strip()
+
+    def by_index(name: str | None, among: list[UUID] | None = None) -> tuple[list[UUID], Found]:
+        status = None if search.status is None else search.status.value
+        conditions = [search.domain, status, name, search.created_from, search.created_until]
+        with connections[using].cursor() as cursor:
+            cursor.execute(
+                "SELECT * FROM commandbus.search_batches(%s, %s, %s, %s::timestamptz, %s::timestamptz, %s::bigint, %s,"
+                " %s, %s, %s::uuid[])",
+                [*conditions, beyond, oldest_first, AT_MOST, LOOK_THROUGH, among],
+            )
+            matching, more, onward = cursor.fetchone()
+        return matching, Found(more=more, beyond=onward)
+
+    if not WHOLE_ID.fullmatch(text) and not PART_OF_AN_ID.fullmatch(text):
+        return by_index(storable(text) or None)
+    first, last = _between(text)
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT * FROM commandbus.search_batch_ids(%s, %s, %s)", [first, last, AT_MOST])
+        begins_so, is_cut = cursor.fetchone()
+    by_id, _ = by_index(None, begins_so)
+    if first == last:
+        return by_id, Found()
+    by_name, found = by_index(text)
+    return list(dict.fromkeys([*by_name, *by_id])), replace(found, more=found.more or is_cut)
 
 
 def estimated_total(search: Search, using: str) -> int:
@@ -177,6 +234,7 @@ def _by_index(search: Search, using: str, options: Sequence[Any]) -> Found:
         None if search.status is None else search.status.value,
         search.running,
         search.either_id,
+        search.batch_id,
         list(search.error_types) or None,
         list(search.error_codes) or None,
         search.least_attempts,
@@ -188,9 +246,9 @@ def _by_index(search: Search, using: str, options: Sequence[Any]) -> Found:
     ]
     with connections[using].cursor() as cursor:
         cursor.execute(
-            "SELECT * FROM commandbus.search(%s::text[], %s::text[], %s, %s, %s::uuid, %s::text[], %s::text[], %s::int,"
-            " %s::uuid[], %s::timestamptz, %s::timestamptz, %s::timestamptz, %s::timestamptz, %s::bigint, %s, %s, %s,"
-            " %s::bigint[])",
+            "SELECT * FROM commandbus.search(%s::text[], %s::text[], %s, %s, %s::uuid, %s::uuid, %s::text[],"
+            " %s::text[], %s::int, %s::uuid[], %s::timestamptz, %s::timestamptz, %s::timestamptz, %s::timestamptz,"
+            " %s::bigint, %s, %s, %s, %s::bigint[])",
             [*conditions, *options],
         )
         rows, more, onward = cursor.fetchone()
@@ -199,14 +257,19 @@ def _by_index(search: Search, using: str, options: Sequence[Any]) -> Found:
 
 def _begins_with(text: str, domains: Sequence[str], using: str, at_most: int) -> Found:
     """By the beginning of an id."""
-    digits = text.replace("-", "")
-    first, last = UUID(digits.ljust(ID_DIGITS, "0")), UUID(digits.ljust(ID_DIGITS, "f"))
+    first, last = _between(text)
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT * FROM commandbus.search_ids(%s, %s, %s::text[], %s)", [first, last, list(domains) or None, at_most]
         )
         rows, more = cursor.fetchone()
     return Found(rows=rows, more=more)
+
+
+def _between(text: str) -> tuple[UUID, UUID]:
+    """The ids that begin so."""
+    digits = text.replace("-", "")
+    return UUID(digits.ljust(ID_DIGITS, "0")), UUID(digits.ljust(ID_DIGITS, "f"))
 
 
 def _conditions(search: Search) -> dict[str, Any]:
@@ -219,6 +282,7 @@ def _conditions(search: Search) -> dict[str, Any]:
         "last_error_code__in": search.error_codes if "" not in search.error_codes else (),
         "attempts__gte": search.least_attempts,
         "node_id__in": search.node_ids,
+        "batch_id": search.batch_id,
         "created_at__gte": search.created_from,
         "created_at__lte": search.created_until,
         "updated_at__gte": search.updated_from,

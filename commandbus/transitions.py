@@ -6,6 +6,7 @@ Every method takes many commands, makes one round trip, and runs in the transact
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,18 @@ from django.db.backends.utils import CursorWrapper
 from commandbus import conf
 from commandbus.encoding import json_object, parse_exactly, parse_json
 from commandbus.exceptions import (
+    BatchRefusedError,
     CommandBusError,
+    DuplicateCommandError,
     InvalidCommandError,
+    UnknownBatchError,
     UnknownDomainError,
     UnknownQueueError,
     UnsupportedIsolationLevelError,
 )
 from commandbus.messages import (
     Answer,
+    BatchRepair,
     Command,
     Failure,
     Finish,
@@ -109,12 +114,16 @@ class PostgresTransitions:
         max_attempts: Sequence[int | None] | None = None,
         *,
         wake: bool = False,
+        batch_id: UUID | None = None,
     ) -> dict[UUID, str]:
-        """`wake`: an idle worker, with the commit. For calls that are a transaction of their own."""
+        """`wake`: an idle worker, with the commit. For calls that are a transaction of their own.
+
+        `batch_id`: as part of this batch, which must be open. Errors of it break the transaction.
+        """
         others = self._call(
             "SELECT command_id, outcome FROM commandbus.send("
             "%s, %b::uuid[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::uuid[], %b::float8[], %b::int[],"
-            " %s) WHERE outcome <> 'SENT'",
+            " %s, %s) WHERE outcome <> 'SENT'",
             [
                 domain,
                 [command.command_id for command in commands],
@@ -125,6 +134,7 @@ class PostgresTransitions:
                 _optional([command.delay for command in commands]),
                 _optional(max_attempts or []),
                 wake,
+                batch_id,
             ],
         )
         if any(outcome != "DUPLICATE" for _, outcome in others):
@@ -149,7 +159,8 @@ class PostgresTransitions:
         """
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data::text, msg_id, read_ct,"
-            " row_id, attempt, max_attempts, lease_expires_at FROM commandbus.receive(%s, %s, %s, %s, %s, %s::text[])",
+            " batch_id, row_id, attempt, max_attempts, lease_expires_at"
+            " FROM commandbus.receive(%s, %s, %s, %s, %s, %s::text[])",
             [domain, qty, vt, node_id, floor, list(leave)],
         )
         return [_received(domain, row) for row in rows]
@@ -158,7 +169,7 @@ class PostgresTransitions:
         """Lease one command that may have killed a process. For a process that runs nothing else at the time."""
         rows = self._call(
             "SELECT command_id, command_type, correlation_id, reply_to, created_at, data::text, msg_id, read_ct,"
-            " row_id, attempt, max_attempts, lease_expires_at FROM commandbus.receive_suspect(%s, %s, %s)",
+            " batch_id, row_id, attempt, max_attempts, lease_expires_at FROM commandbus.receive_suspect(%s, %s, %s)",
             [domain, vt, node_id],
         )
         return [_received(domain, row) for row in rows]
@@ -324,6 +335,53 @@ class PostgresTransitions:
             ],
         )
 
+    def open_batch(
+        self,
+        domain: str,
+        batch_id: UUID,
+        *,
+        name: str | None = None,
+        custom_data: Mapping[str, Any] | None = None,
+        expected_count: int | None = None,
+        on_complete: NewCommand | None = None,
+    ) -> bool:
+        """Answers whether it is new. Raises BatchRefusedError if it was opened with other content."""
+        [(is_new,)] = self._call(
+            "SELECT commandbus.open_batch(%s, %s, %s, %s::jsonb, %s, %s::jsonb)",
+            [
+                domain,
+                batch_id,
+                name,
+                None if custom_data is None else json_object(custom_data, "custom_data"),
+                expected_count,
+                None if on_complete is None else _callback(on_complete),
+            ],
+        )
+        return bool(is_new)
+
+    def seal_batch(
+        self, domain: str, batch_id: UUID, *, allow_incomplete: bool = False, operator: str | None = None
+    ) -> bool:
+        """Answers whether it was open."""
+        [(was_open,)] = self._call(
+            "SELECT commandbus.seal_batch(%s, %s, %s, %s)", [domain, batch_id, allow_incomplete, operator]
+        )
+        return bool(was_open)
+
+    def cancel_batch(self, domain: str, batch_id: UUID, reason: str, operator: str | None = None) -> bool:
+        """Mark it, and take no more commands. Answers whether that is new; its commands are canceled one by one."""
+        [(is_new,)] = self._call("SELECT commandbus.cancel_batch(%s, %s, %s, %s)", [domain, batch_id, reason, operator])
+        return bool(is_new)
+
+    def repair_batch(self, domain: str, batch_id: UUID) -> list[BatchRepair]:
+        rows = self._call("SELECT what, before, after FROM commandbus.repair_batch(%s, %s)", [domain, batch_id])
+        return [BatchRepair(batch_id, *row) for row in rows]
+
+    def prune_batches(self, domain: str, before: datetime, qty: int) -> int:
+        """Remove up to `qty` batches that completed before `before` and whose commands are pruned."""
+        [(pruned,)] = self._call("SELECT commandbus.prune_batches(%s, %s, %s)", [domain, before, qty])
+        return int(pruned)
+
     def payloads(self, domain: str, command_ids: Sequence[UUID], *, exactly: bool = False) -> dict[UUID, Any]:
         """The data of commands; None where they are gone. Unknown ids are missing.
 
@@ -359,6 +417,9 @@ _ERRORS: dict[str, type[CommandBusError]] = {
     "CB002": InvalidCommandError,
     "CB003": UnsupportedIsolationLevelError,
     "CB004": UnknownQueueError,
+    "CB005": UnknownBatchError,
+    "CB006": BatchRefusedError,
+    "CB007": DuplicateCommandError,
 }
 
 
@@ -382,7 +443,11 @@ def _own_errors() -> Iterator[None]:
         if own is None:
             raise
         diagnostics = cause.diag  # type: ignore[union-attr]
-        raise own(f"{diagnostics.message_primary}. {diagnostics.message_hint}") from error
+        message = f"{diagnostics.message_primary}. {diagnostics.message_hint}"
+        if own is DuplicateCommandError:
+            domain, command_id = str(diagnostics.message_detail).split()
+            raise DuplicateCommandError(domain, [UUID(command_id)], message) from error
+        raise own(message) from error
 
 
 def too_large(command_id: UUID, than: str) -> InvalidCommandError:
@@ -402,6 +467,20 @@ def bodies_of(commands: Sequence[NewCommand]) -> list[str]:
             raise too_large(command.command_id, f"the limit of {limit}")
         texts.append(text)
     return texts
+
+
+def _callback(command: NewCommand) -> str:
+    """The command as it waits for the end of its batch."""
+    [data] = bodies_of([command])
+    rest = {
+        "command_type": command.command_type,
+        "command_id": str(command.command_id),
+        "reply_to": command.reply_to,
+        "correlation_id": None if command.correlation_id is None else str(command.correlation_id),
+        "delay": command.delay,
+    }
+    told = {key: value for key, value in rest.items() if value is not None}
+    return f'{json.dumps(told)[:-1]}, "data": {data}}}'
 
 
 def _tokens(leases: Sequence[Lease]) -> list[list[Any]]:
@@ -434,7 +513,7 @@ def _parsed(data: str | None) -> Any:
 
 
 def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
-    command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, row_id, *more = row
+    command_id, command_type, correlation_id, reply_to, created_at, data, msg_id, read_ct, batch_id, row_id, *more = row
     return ReceivedCommand(
         Command(
             command_id=command_id,
@@ -444,6 +523,7 @@ def _received(domain: str, row: tuple[Any, ...]) -> ReceivedCommand:
             reply_to=reply_to,
             created_at=created_at,
             data=_parsed(data),
+            batch_id=batch_id,
         ),
         Lease(command_id, msg_id, read_ct, row_id),
         *more,

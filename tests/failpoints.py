@@ -22,6 +22,8 @@ POINTS = (
     "between_finish_and_commit",
     "after_commit",
 )
+FOLD_POINTS = ("before_fold", "after_fold")
+"""Around the call that completes a batch."""
 GROUP_POINTS = ("in_group", "group_finished")
 """Where several commands share a transaction: after the first handler, and before the commit."""
 
@@ -30,7 +32,7 @@ def install() -> None:
     if "COMMANDBUS_FAILPOINT" not in os.environ:
         return
     from commandbus.transitions import PostgresTransitions
-    from commandbus.worker import execute, together
+    from commandbus.worker import execute, folder, together
     from commandbus.worker.worker import Worker
 
     around(PostgresTransitions, "receive", after=lambda result: result and reached("after_read"))
@@ -43,8 +45,18 @@ def install() -> None:
     )
     around(execute.Executor, "_run_in_transaction", after=lambda _: reached("after_commit"))
     around(Worker, "_told", before=lambda: reached("after_commit"))
+    around(folder, "fold_batches", before=_all_counted, after=lambda completed: completed and reached("after_fold"))
     around(together, "_run_one", after=lambda _: reached("in_group"))
     around(PostgresTransitions, "finish", after=lambda done: len(done) > 1 and reached("group_finished"))
+
+
+def _all_counted() -> None:
+    from commandbus.models import BatchDelta
+
+    if os.environ["COMMANDBUS_FAILPOINT"].startswith("before_fold"):
+        counted = sum(BatchDelta.objects.values_list("completed_count", flat=True))
+        if counted:
+            reached("before_fold")
 
 
 def is_in_transaction() -> bool:

@@ -220,6 +220,6 @@ def test_no_index_keeps_a_usual_status_change_from_being_a_hot_update() -> None:
             " WHERE i.indrelid = 'command_bus_command'::regclass AND m.amname <> 'brin'"
         )
     }
-    never_changed = {"id", "domain", "command_id", "command_type", "correlation_id", "unique_globally"}
+    never_changed = {"id", "domain", "command_id", "command_type", "correlation_id", "unique_globally", "batch_id"}
     changed_by_a_failure = {"rare_status", "last_error_type", "last_error_code"}
     assert indexed == never_changed | changed_by_a_failure

@@ -21,6 +21,7 @@ from tests.helpers import environment
 from tests.settings import TEST_SERVER
 
 ACTIONS = {"retry_command", "cancel_command", "complete_command", "edit_command_payload", "pause_domain", "stop_node"}
+ACTIONS |= {"cancel_batch", "retry_batch", "seal_batch"}
 APP = apps.get_app_config("commandbus")
 
 
@@ -30,7 +31,7 @@ def permissions(group: str) -> set[str]:
 
 @pytest.mark.django_db
 def test_two_groups_are_there_after_migrate() -> None:
-    views = {"view_audit", "view_command", "view_domain", "view_node", "view_unreadablemessage"}
+    views = {"view_audit", "view_batch", "view_command", "view_domain", "view_node", "view_unreadablemessage"}
     assert permissions(VIEWERS) == views
     assert permissions(OPERATORS) == views | ACTIONS
 

@@ -361,6 +361,6 @@ def test_what_is_pruned_meanwhile_has_no_reply(monkeypatch: pytest.MonkeyPatch) 
     def prune(seconds: float) -> None:
         Command.objects.all().delete()
 
-    monkeypatch.setattr("commandbus.replies.time.sleep", prune)
+    monkeypatch.setattr("commandbus.waiting.time.sleep", prune)
     with pytest.raises(UnknownCommandError, match="pruned meanwhile"):
         wait_for_reply(command_id, PATIENCE, domain="orders")

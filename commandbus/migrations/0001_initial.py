@@ -1,6 +1,7 @@
 import uuid
 
 import django.contrib.postgres.indexes
+import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
@@ -80,6 +81,7 @@ class Migration(migrations.Migration):
                         audit_id bigint NOT NULL DEFAULT nextval('command_bus_audit_audit_id_seq'),
                         domain text NOT NULL,
                         command_id uuid NULL,
+                        batch_id uuid NULL,
                         event_type text NOT NULL,
                         ts timestamptz NOT NULL DEFAULT clock_timestamp(),
                         details_json jsonb NULL,
@@ -87,6 +89,8 @@ class Migration(migrations.Migration):
                     ) PARTITION BY RANGE (ts);
                     ALTER SEQUENCE command_bus_audit_audit_id_seq OWNED BY command_bus_audit.audit_id;
                     CREATE INDEX ix_command_bus_audit_cmdid_ts ON command_bus_audit (command_id, ts);
+                    CREATE INDEX ix_command_bus_audit_batch ON command_bus_audit (batch_id, ts)
+                        WHERE batch_id IS NOT NULL AND command_id IS NULL;
                     CREATE INDEX ix_command_bus_audit_event ON command_bus_audit (event_type, audit_id)
                         WHERE event_type NOT IN ('SENT', 'RECEIVED', 'COMPLETED');
                     CREATE TABLE command_bus_audit_default PARTITION OF command_bus_audit DEFAULT;
@@ -101,6 +105,7 @@ class Migration(migrations.Migration):
                         ("audit_id", models.BigAutoField(primary_key=True, serialize=False)),
                         ("domain", models.TextField()),
                         ("command_id", models.UUIDField(null=True)),
+                        ("batch_id", models.UUIDField(null=True)),
                         ("event_type", models.TextField()),
                         ("ts", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                         ("details_json", models.JSONField(null=True)),
@@ -112,6 +117,11 @@ class Migration(migrations.Migration):
                         "indexes": [
                             models.Index(fields=["command_id", "ts"], name="ix_command_bus_audit_cmdid_ts"),
                             models.Index(
+                                condition=models.Q(("batch_id__isnull", False), ("command_id", None)),
+                                fields=["batch_id", "ts"],
+                                name="ix_command_bus_audit_batch",
+                            ),
+                            models.Index(
                                 condition=models.Q(
                                     ("event_type__in", ["SENT", "RECEIVED", "COMPLETED"]), _negated=True
                                 ),
@@ -122,6 +132,103 @@ class Migration(migrations.Migration):
                     },
                 ),
             ],
+        ),
+        migrations.CreateModel(
+            name="Batch",
+            fields=[
+                ("batch_id", models.UUIDField(primary_key=True, serialize=False)),
+                ("domain", models.TextField()),
+                ("name", models.TextField(null=True)),
+                ("custom_data", models.JSONField(null=True)),
+                (
+                    "status",
+                    models.TextField(
+                        choices=[
+                            ("PENDING", "PENDING"),
+                            ("IN_PROGRESS", "IN_PROGRESS"),
+                            ("COMPLETED", "COMPLETED"),
+                            ("COMPLETED_WITH_FAILURES", "COMPLETED_WITH_FAILURES"),
+                        ]
+                    ),
+                ),
+                (
+                    "expected_count",
+                    models.IntegerField(help_text="How many commands it shall have when it is sealed", null=True),
+                ),
+                ("total_count", models.IntegerField(db_default=0)),
+                ("completed_count", models.IntegerField(db_default=0)),
+                ("failed_count", models.IntegerField(db_default=0)),
+                ("canceled_count", models.IntegerField(db_default=0)),
+                ("in_troubleshooting_count", models.IntegerField(db_default=0)),
+                ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        help_text="When something was last counted",
+                    ),
+                ),
+                ("sealed_at", models.DateTimeField(help_text="Since when it takes no more commands", null=True)),
+                (
+                    "started_at",
+                    models.DateTimeField(help_text="When the first of its commands was received", null=True),
+                ),
+                ("canceled_at", models.DateTimeField(null=True)),
+                (
+                    "completed_at",
+                    models.DateTimeField(help_text="When it was sealed and all of its commands had ended", null=True),
+                ),
+                ("on_complete", models.JSONField(help_text="The command that is sent when it completes", null=True)),
+                ("callback_sent_at", models.DateTimeField(null=True)),
+                ("callback_error", models.TextField(help_text="Why that command could not be sent", null=True)),
+            ],
+            options={
+                "verbose_name_plural": "batches",
+                "db_table": "command_bus_batch",
+                "default_permissions": ("view",),
+                "permissions": [
+                    ("cancel_batch", "Can cancel batches"),
+                    ("retry_batch", "Can retry the commands of a batch that are in the Troubleshooting Queue"),
+                    ("seal_batch", "Can seal open batches"),
+                ],
+                "indexes": [
+                    models.Index(fields=["domain", "-created_at"], name="ix_command_bus_batch_created"),
+                    models.Index(fields=["domain", "status", "-created_at"], name="ix_command_bus_batch_status"),
+                    models.Index(
+                        condition=models.Q(("completed_at__isnull", False)),
+                        fields=["domain", "completed_at"],
+                        name="ix_command_bus_batch_completed",
+                    ),
+                    models.Index(
+                        condition=models.Q(("callback_error__isnull", False)),
+                        fields=["domain"],
+                        name="ix_command_bus_batch_callback",
+                    ),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("status__in", ["PENDING", "IN_PROGRESS", "COMPLETED", "COMPLETED_WITH_FAILURES"])
+                        ),
+                        name="ck_command_bus_batch_status",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("completed_at", None),
+                                models.Q(("status__in", ["COMPLETED", "COMPLETED_WITH_FAILURES"]), _negated=True),
+                            ),
+                            models.Q(
+                                ("completed_at__isnull", False),
+                                ("sealed_at__isnull", False),
+                                ("status__in", ["COMPLETED", "COMPLETED_WITH_FAILURES"]),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="ck_command_bus_batch_completed",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Command",
@@ -167,6 +274,17 @@ class Migration(migrations.Migration):
                 ("correlation_id", models.UUIDField()),
                 ("content_hash", models.BinaryField(max_length=32)),
                 ("unique_globally", models.BooleanField(db_default=False)),
+                (
+                    "batch",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="commands",
+                        to="commandbus.batch",
+                    ),
+                ),
                 (
                     "answer",
                     models.JSONField(
@@ -217,6 +335,16 @@ class Migration(migrations.Migration):
                         condition=models.Q(("correlation_id", models.F("command_id")), _negated=True),
                         fields=["correlation_id", "id"],
                         name="ix_command_bus_command_corr",
+                    ),
+                    models.Index(
+                        condition=models.Q(("batch__isnull", False)),
+                        fields=["batch", "id"],
+                        name="ix_command_bus_command_batch",
+                    ),
+                    models.Index(
+                        condition=models.Q(("batch__isnull", False), ("rare_status__isnull", False)),
+                        fields=["batch", "rare_status", "id"],
+                        name="ix_command_bus_command_btrare",
                     ),
                     django.contrib.postgres.indexes.BrinIndex(
                         autosummarize=True, fields=["created_at"], name="ix_command_bus_command_created"
@@ -441,6 +569,54 @@ class Migration(migrations.Migration):
             )
             """,
             reverse_sql="DROP TABLE command_bus_idle_worker",
+        ),
+        # What was counted in batches and is not folded yet (batch_counts.sql). Its rows live for a second.
+        migrations.SeparateDatabaseAndState(
+            database_operations=[
+                migrations.RunSQL(
+                    """
+                    CREATE TABLE command_bus_batch_delta (
+                        batch_id uuid NOT NULL,
+                        id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
+                        total_count integer NOT NULL DEFAULT 0,
+                        completed_count integer NOT NULL DEFAULT 0,
+                        failed_count integer NOT NULL DEFAULT 0,
+                        canceled_count integer NOT NULL DEFAULT 0,
+                        in_troubleshooting_count integer NOT NULL DEFAULT 0,
+                        started_at timestamptz NULL,
+                        at timestamptz NOT NULL,
+                        PRIMARY KEY (batch_id, id)
+                    ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+                    ALTER TABLE command_bus_batch SET (
+                        fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500
+                    );
+                    """,
+                    reverse_sql="DROP TABLE command_bus_batch_delta",
+                ),
+            ],
+            state_operations=[
+                migrations.CreateModel(
+                    name="BatchDelta",
+                    fields=[
+                        (
+                            "pk",
+                            models.CompositePrimaryKey(
+                                "batch_id", "id", blank=True, editable=False, primary_key=True, serialize=False
+                            ),
+                        ),
+                        ("batch_id", models.UUIDField()),
+                        ("id", models.BigIntegerField()),
+                        ("total_count", models.IntegerField(db_default=0)),
+                        ("completed_count", models.IntegerField(db_default=0)),
+                        ("failed_count", models.IntegerField(db_default=0)),
+                        ("canceled_count", models.IntegerField(db_default=0)),
+                        ("in_troubleshooting_count", models.IntegerField(db_default=0)),
+                        ("started_at", models.DateTimeField(null=True)),
+                        ("at", models.DateTimeField()),
+                    ],
+                    options={"db_table": "command_bus_batch_delta", "default_permissions": ()},
+                ),
+            ],
         ),
         # Each command is updated twice soon after its insert, together with its neighbours on the page. If a page is not
         # half full then, all of these updates are HOT and write no index; tables and indexes even end up smaller. And

@@ -1,4 +1,5 @@
 from commandbus.models.audit import Audit
+from commandbus.models.batch import Batch, BatchDelta
 from commandbus.models.command import Command, TroubledCommand
 from commandbus.models.domain import CommandType, Domain
 from commandbus.models.node import Node
@@ -8,6 +9,8 @@ from commandbus.models.tombstone import Tombstone
 
 __all__ = [
     "Audit",
+    "Batch",
+    "BatchDelta",
     "Command",
     "CommandType",
     "Domain",

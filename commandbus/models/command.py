@@ -71,6 +71,11 @@ class Command(models.Model):
     correlation_id = models.UUIDField()
     content_hash = models.BinaryField(max_length=32)
     unique_globally = models.BooleanField(db_default=False)
+    # commandbus.send has locked the batch when it writes this. A constraint would look it up again for each command,
+    # and call its trigger for each that has none.
+    batch = models.ForeignKey(
+        "commandbus.Batch", models.DO_NOTHING, null=True, db_index=False, db_constraint=False, related_name="commands"
+    )
     answer = models.JSONField(null=True, help_text="What the reply says beyond this row: its data and its error")
 
     # An index that mentions `status` would make every status change write all indexes again (no HOT update). This
@@ -137,6 +142,12 @@ class Command(models.Model):
                 fields=["correlation_id", "id"],
                 name="ix_command_bus_command_corr",
                 condition=~Q(correlation_id=F("command_id")),
+            ),
+            models.Index(fields=["batch", "id"], name="ix_command_bus_command_batch", condition=Q(batch__isnull=False)),
+            models.Index(
+                fields=["batch", "rare_status", "id"],
+                name="ix_command_bus_command_btrare",
+                condition=Q(batch__isnull=False, rare_status__isnull=False),
             ),
             BrinIndex(fields=["created_at"], name="ix_command_bus_command_created", autosummarize=True),
             BrinIndex(fields=["updated_at"], name="ix_command_bus_command_updated", autosummarize=True),

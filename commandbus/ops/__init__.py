@@ -1,5 +1,6 @@
 """What an operator does: look at the Troubleshooting Queue, and retry, edit, cancel or complete what is in it."""
 
+from commandbus.ops.batches import cancel_batch, retry_batch, troubled_in, waiting_in
 from commandbus.ops.troubleshooting import (
     EVERYTHING,
     ActionResult,
@@ -32,6 +33,7 @@ __all__ = [
     "Selection",
     "TroubleshootingFilter",
     "Which",
+    "cancel_batch",
     "cancel_waiting_many",
     "get_payload",
     "groups",
@@ -45,5 +47,8 @@ __all__ = [
     "operator_edit_many",
     "operator_retry",
     "operator_retry_many",
+    "retry_batch",
     "select",
+    "troubled_in",
+    "waiting_in",
 ]

@@ -225,7 +225,7 @@ def operator_cancel(domain: str, command_id: UUID, reason: str, *, operator: str
 def operator_cancel_many(
     domain: str, which: Which, reason: str, *, operator: str | None = None, progress: Progress | None = None
 ) -> ActionResult:
-    _require_reason(reason)
+    require_reason(reason)
 
     def cancel(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
         transitions = _transitions(domain)
@@ -243,7 +243,7 @@ def cancel_waiting_many(
     progress: Progress | None = None,
 ) -> ActionResult:
     """End commands as CANCELED that no worker has begun: an operator's form of `cancel_command`."""
-    _require_reason(reason)
+    require_reason(reason)
 
     def cancel(ids: Sequence[UUID], msg_ids: Sequence[int] | None) -> list[Answer]:
         return _transitions(domain).cancel(domain, ids, storable(reason), _text(operator), msg_ids=msg_ids)
@@ -282,7 +282,7 @@ def operator_complete_many(
     return _in_chunks(domain, which, complete, progress)
 
 
-def _require_reason(reason: object) -> None:
+def require_reason(reason: object) -> None:
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidCommandError("an operator's cancel needs a reason: the sender gets it with the reply")
 

@@ -50,7 +50,7 @@ BEGIN
             updated_at = _now
         FROM accused a
         WHERE c.id = a.id
-        RETURNING c.id, c.command_id, c.msg_id, c.node_id, c.crash_count, c.vanished_count, a.wordless,
+        RETURNING c.id, c.command_id, c.batch_id, c.msg_id, c.node_id, c.crash_count, c.vanished_count, a.wordless,
                   c.crash_count >= _crash_limit OR c.vanished_count >= 5 * _crash_limit AS convicted
     ), suspected AS (
         INSERT INTO public.command_bus_suspect (id, domain, command_id, msg_id, since)
@@ -58,8 +58,8 @@ BEGIN
         ORDER BY c.id
         ON CONFLICT (id) DO UPDATE SET msg_id = excluded.msg_id
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT accuse.domain, c.command_id, 'RELEASED', _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT accuse.domain, c.command_id, c.batch_id, 'RELEASED', _now,
                jsonb_build_object('reason', 'WORKER_LOST', 'node_id', c.node_id,
                                   'crashes', c.crash_count, 'vanished', c.vanished_count)
         FROM counted c
@@ -92,6 +92,7 @@ AS $function$
 DECLARE
     _now timestamptz := clock_timestamp();
     _msg_ids bigint[];
+    _batches uuid[];
 BEGIN
     WITH convicted AS (
         UPDATE public.command_bus_command c
@@ -106,8 +107,8 @@ BEGIN
         WHERE c.id = ANY (convict.ids)
         RETURNING c.*
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT convict.domain, c.command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT convict.domain, c.command_id, c.batch_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', _now,
                jsonb_build_object(
                    'reason', 'WORKER_CRASHED', 'attempt', c.attempts, 'max_attempts', c.max_attempts,
                    'node_id', c.node_id, 'crashes', c.crash_count, 'vanished', c.vanished_count,
@@ -115,7 +116,13 @@ BEGIN
                                                'message', c.last_error_msg))
         FROM convicted c
     )
-    SELECT array_agg(c.msg_id) INTO _msg_ids FROM convicted c;
+    SELECT array_agg(c.msg_id), array_agg(c.batch_id) FILTER (WHERE c.batch_id IS NOT NULL)
+    INTO _msg_ids, _batches
+    FROM convicted c;
     PERFORM pgmq.archive(commandbus.queue_of(convict.domain), _msg_ids);
+    IF _batches IS NOT NULL THEN
+        PERFORM commandbus.count_in_batches(
+            _batches, array_fill('IN_TROUBLESHOOTING_QUEUE'::text, ARRAY[cardinality(_batches)]), _now);
+    END IF;
 END;
 $function$;

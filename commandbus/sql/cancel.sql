@@ -22,6 +22,7 @@ DECLARE
     _queues text[];
     _replies jsonb[];
     _refused jsonb;
+    _batches uuid[];
 BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(cancel.domain);
@@ -60,20 +61,24 @@ BEGIN
                                    'type', 'CommandCanceled')),
             updated_at = _now
         WHERE c.id = ANY (_ids)
-        RETURNING c.command_id, c.msg_id, c.reply_queue, commandbus.reply_of(c) AS reply
+        RETURNING c.command_id, c.batch_id, c.msg_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT cancel.domain, c.command_id, 'CANCELED', _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT cancel.domain, c.command_id, c.batch_id, 'CANCELED', _now,
                jsonb_build_object('reason', cancel.reason)
                    || CASE WHEN cancel.operator IS NULL THEN '{}' ELSE jsonb_build_object('operator', cancel.operator) END
         FROM canceled c
     )
-    SELECT array_agg(c.msg_id), array_agg(c.reply_queue), array_agg(c.reply)
-    INTO _msg_ids, _queues, _replies
+    SELECT array_agg(c.msg_id), array_agg(c.reply_queue), array_agg(c.reply),
+           array_agg(c.batch_id) FILTER (WHERE c.batch_id IS NOT NULL)
+    INTO _msg_ids, _queues, _replies, _batches
     FROM canceled c;
     IF _msg_ids IS NOT NULL THEN
         PERFORM pgmq.archive(commandbus.queue_of(cancel.domain), _msg_ids);
         PERFORM commandbus.send_replies(_queues, _replies);
+    END IF;
+    IF _batches IS NOT NULL THEN
+        PERFORM commandbus.count_in_batches(_batches, array_fill('CANCELED'::text, ARRAY[cardinality(_batches)]), _now);
     END IF;
 
     RETURN QUERY SELECT a.* FROM commandbus.answer(cancel.domain, cancel.command_ids, _refused) AS a;

@@ -30,6 +30,8 @@ DECLARE
     _delays double precision[];
     _archive bigint[];
     _delay double precision;
+    _batches uuid[];
+    _batch_statuses text[];
 BEGIN
     PERFORM commandbus.require_read_committed();
     _rows := commandbus.rows_of(fail.domain, fail.command_ids);
@@ -54,10 +56,11 @@ BEGIN
             updated_at = _now
         FROM held h
         WHERE c.id = h.id
-        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.max_attempts, c.node_id, h.error, h.delay, h.reason
+        RETURNING c.command_id, c.batch_id, c.msg_id, c.status, c.attempts, c.max_attempts, c.node_id,
+                  h.error, h.delay, h.reason
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT fail.domain, f.command_id,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT fail.domain, f.command_id, f.batch_id,
                CASE f.status WHEN 'PENDING' THEN 'RETRY_SCHEDULED' ELSE 'MOVED_TO_TROUBLESHOOTING_QUEUE' END,
                _now,
                jsonb_build_object(
@@ -72,8 +75,10 @@ BEGIN
     SELECT array_agg(f.command_id), array_agg(f.status),
            array_agg(f.msg_id) FILTER (WHERE f.status = 'PENDING'),
            array_agg(f.delay) FILTER (WHERE f.status = 'PENDING'),
-           array_agg(f.msg_id) FILTER (WHERE f.status <> 'PENDING')
-    INTO _ids, _statuses, _msg_ids, _delays, _archive
+           array_agg(f.msg_id) FILTER (WHERE f.status <> 'PENDING'),
+           array_agg(f.batch_id) FILTER (WHERE f.status <> 'PENDING' AND f.batch_id IS NOT NULL),
+           array_agg(f.status) FILTER (WHERE f.status <> 'PENDING' AND f.batch_id IS NOT NULL)
+    INTO _ids, _statuses, _msg_ids, _delays, _archive, _batches, _batch_statuses
     FROM failed f;
 
     FOR _delay IN SELECT DISTINCT d FROM unnest(_delays) AS d LOOP
@@ -85,6 +90,9 @@ BEGIN
     END LOOP;
     IF _archive IS NOT NULL THEN
         PERFORM pgmq.archive(_queue, _archive);
+    END IF;
+    IF _batches IS NOT NULL THEN
+        PERFORM commandbus.count_in_batches(_batches, _batch_statuses, _now);
     END IF;
     RETURN QUERY SELECT n.* FROM unnest(_ids, _statuses) AS n(command_id, status);
 END;

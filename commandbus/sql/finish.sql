@@ -29,6 +29,8 @@ DECLARE
     _archive bigint[];
     _queues text[];
     _replies jsonb[];
+    _batches uuid[];
+    _batch_statuses text[];
 BEGIN
     PERFORM commandbus.require_read_committed();
     IF NOT finish.statuses <@ ARRAY['COMPLETED', 'FAILED', 'CANCELED'] THEN
@@ -58,10 +60,11 @@ BEGIN
         WHERE c.id = w.id
           AND (c.domain, c.command_id) IS NOT DISTINCT FROM (finish.domain, w.command_id)  -- no index is tempted by it
           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
-        RETURNING c.command_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue, commandbus.reply_of(c) AS reply, w.error
+        RETURNING c.command_id, c.batch_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue,
+                  commandbus.reply_of(c) AS reply, w.error
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT finish.domain, f.command_id, f.status, _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT finish.domain, f.command_id, f.batch_id, f.status, _now,
                jsonb_build_object('attempt', f.attempts, 'node_id', f.node_id)
                    || CASE WHEN f.error IS NULL THEN '{}' ELSE jsonb_build_object('error', f.error) END
         FROM finished f
@@ -69,8 +72,10 @@ BEGIN
     SELECT array_agg(f.command_id),
            array_agg(f.msg_id) FILTER (WHERE f.status = 'COMPLETED'),
            array_agg(f.msg_id) FILTER (WHERE f.status <> 'COMPLETED'),
-           array_agg(f.reply_queue), array_agg(f.reply)
-    INTO _ids, _delete, _archive, _queues, _replies
+           array_agg(f.reply_queue), array_agg(f.reply),
+           array_agg(f.batch_id) FILTER (WHERE f.batch_id IS NOT NULL),
+           array_agg(f.status) FILTER (WHERE f.batch_id IS NOT NULL)
+    INTO _ids, _delete, _archive, _queues, _replies, _batches, _batch_statuses
     FROM finished f;
 
     IF _ids IS NULL THEN
@@ -83,6 +88,9 @@ BEGIN
         PERFORM pgmq.archive(_queue, _archive);
     END IF;
     PERFORM commandbus.send_replies(_queues, _replies);
+    IF _batches IS NOT NULL THEN
+        PERFORM commandbus.count_in_batches(_batches, _batch_statuses, _now);
+    END IF;
     RETURN QUERY SELECT unnest(_ids);
 END;
 $function$;

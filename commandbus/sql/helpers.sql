@@ -1,5 +1,6 @@
 -- Raised errors carry an SQLSTATE of class CB, so that callers can tell them from PostgreSQL's own:
--- CB001 unknown domain, CB002 bad input, CB003 isolation level, CB004 unknown queue.
+-- CB001 unknown domain, CB002 bad input, CB003 isolation level, CB004 unknown queue, CB005 unknown batch, CB006 not in
+-- this state of a batch, CB007 sent before as part of something else (detail: domain and id).
 
 CREATE OR REPLACE FUNCTION commandbus.require_domain(domain text)
 RETURNS public.command_bus_domain

@@ -61,6 +61,7 @@ DECLARE
     _refused jsonb;
     _queues text[];
     _replies jsonb[];
+    _batches uuid[];
 BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(operator_resolve.domain);
@@ -84,18 +85,24 @@ BEGIN
             updated_at = _now
         FROM unnest(_ids) AS n(id)
         WHERE c.id = n.id
-        RETURNING c.command_id, c.reply_queue, commandbus.reply_of(c) AS reply
+        RETURNING c.command_id, c.batch_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT operator_resolve.domain, r.command_id, operator_resolve.event_type, _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT operator_resolve.domain, r.command_id, r.batch_id, operator_resolve.event_type, _now,
                jsonb_build_object('operator', operator_resolve.operator, 'reason', operator_resolve.reason)
                    || CASE WHEN operator_resolve.result IS NULL THEN '{}'
                            ELSE jsonb_build_object('result', operator_resolve.result) END
         FROM resolved r
     )
-    SELECT array_agg(r.reply_queue), array_agg(r.reply) INTO _queues, _replies FROM resolved r;
+    SELECT array_agg(r.reply_queue), array_agg(r.reply), array_agg(r.batch_id) FILTER (WHERE r.batch_id IS NOT NULL)
+    INTO _queues, _replies, _batches
+    FROM resolved r;
     IF _queues IS NOT NULL THEN
         PERFORM commandbus.send_replies(_queues, _replies);
+    END IF;
+    IF _batches IS NOT NULL THEN
+        PERFORM commandbus.count_in_batches(
+            _batches, array_fill(operator_resolve.status, ARRAY[cardinality(_batches)]), _now, true);
     END IF;
     RETURN QUERY SELECT a.* FROM commandbus.answer(operator_resolve.domain, operator_resolve.command_ids, _refused) AS a;
 END;

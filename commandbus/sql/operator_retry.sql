@@ -69,6 +69,7 @@ DECLARE
     _messages jsonb[];
     _msg_ids bigint[];
     _refused jsonb;
+    _batches uuid[];
 BEGIN
     PERFORM commandbus.require_read_committed();
     _domain := commandbus.require_domain(requeue.domain);
@@ -101,8 +102,8 @@ BEGIN
     IF _ids IS NOT NULL THEN
         SELECT array_agg(s.msg_id) INTO _msg_ids FROM pgmq.send_batch(_domain.queue_name, _messages, _now) AS s(msg_id);
         IF requeue.data IS NOT NULL THEN
-            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-            SELECT requeue.domain, c.command_id, 'OPERATOR_EDIT', _now,
+            INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+            SELECT requeue.domain, c.command_id, c.batch_id, 'OPERATOR_EDIT', _now,
                    jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason,
                                       'data_before', n.before, 'data', n.message -> 'data')
             FROM unnest(_ids, _before, _messages) AS n(id, before, message)
@@ -127,12 +128,17 @@ BEGIN
                 updated_at = _now
             FROM unnest(_ids, _msg_ids) AS n(id, msg_id)
             WHERE c.id = n.id
-            RETURNING c.command_id, c.msg_id
+            RETURNING c.command_id, c.batch_id, c.msg_id
+        ), audited AS (
+            INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+            SELECT requeue.domain, r.command_id, r.batch_id, 'OPERATOR_RETRY', _now,
+                   jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason, 'msg_id', r.msg_id)
+            FROM retried r
         )
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT requeue.domain, r.command_id, 'OPERATOR_RETRY', _now,
-               jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason, 'msg_id', r.msg_id)
-        FROM retried r;
+        SELECT array_agg(r.batch_id) INTO _batches FROM retried r WHERE r.batch_id IS NOT NULL;
+        IF _batches IS NOT NULL THEN
+            PERFORM commandbus.count_in_batches(_batches, NULL, _now, true);
+        END IF;
     END IF;
     RETURN QUERY SELECT a.* FROM commandbus.answer(requeue.domain, requeue.command_ids, _refused) AS a;
 END;

@@ -2,6 +2,8 @@
 -- and messages. What stays is the audit, and of each command a tombstone, put in the same transaction: `commandbus.send`
 -- finds either the command or its tombstone, never neither. Answers how many it removed.
 --
+-- Commands of a batch stay until the whole batch completed before `before`: it counts them.
+--
 -- It waits for nobody. A locked row is left for a later call, so two prunes at once share the work, and nobody who waits
 -- for a prune can be waited for.
 --
@@ -34,7 +36,7 @@ BEGIN
     LOOP
         _type := NULL;
         FOR _command IN
-            SELECT c.id, c.command_type, c.status, c.created_at, c.updated_at
+            SELECT c.id, c.command_type, c.status, c.batch_id, c.created_at, c.updated_at
             FROM public.command_bus_command c
             WHERE c.domain = prune_commands.domain AND c.command_type > _done_type
             ORDER BY c.command_type, c.id
@@ -42,6 +44,10 @@ BEGIN
             _type := coalesce(_type, _command.command_type);
             EXIT types WHEN cardinality(_rows) >= prune_commands.qty;
             EXIT WHEN _command.command_type <> _type OR _command.created_at >= prune_commands.before;
+            CONTINUE WHEN _command.batch_id IS NOT NULL AND NOT EXISTS (
+                SELECT FROM public.command_bus_batch b
+                WHERE b.batch_id = _command.batch_id AND b.completed_at < prune_commands.before
+            );
             IF _command.status IN ('COMPLETED', 'FAILED', 'CANCELED') AND _command.updated_at < prune_commands.before THEN
                 PERFORM FROM public.command_bus_command c WHERE c.id = _command.id FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN

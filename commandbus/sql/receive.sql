@@ -29,7 +29,8 @@ RETURNS TABLE (
     attempt integer,
     max_attempts integer,
     lease_expires_at timestamptz,
-    row_id bigint
+    row_id bigint,
+    batch_id uuid
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -96,14 +97,22 @@ BEGIN
         WHERE c.id = f.id
         RETURNING c.*, f.message
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT l.domain, l.command_id, 'RECEIVED', _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT l.domain, l.command_id, l.batch_id, 'RECEIVED', _now,
                jsonb_build_object('attempt', l.attempts, 'msg_id', l.msg_id, 'node_id', receive.node_id)
         FROM leased l
+    ), begun AS (
+        -- Only until the batch is known to have started: its row is read here, and never locked.
+        INSERT INTO public.command_bus_batch_delta (batch_id, started_at, at)
+        SELECT w.batch_id, _now, _now
+        FROM (SELECT DISTINCT l.batch_id FROM leased l WHERE l.batch_id IS NOT NULL) AS w
+        CROSS JOIN LATERAL (
+            SELECT FROM public.command_bus_batch b WHERE b.batch_id = w.batch_id AND b.started_at IS NULL LIMIT 1
+        ) AS b
     )
     SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
            CASE WHEN _domain.replies THEN l.message ELSE l.message -> 'data' END,
-           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id
+           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id, l.batch_id
     FROM leased l
     ORDER BY l.msg_id;
 

@@ -13,7 +13,8 @@ RETURNS TABLE (
     attempt integer,
     max_attempts integer,
     lease_expires_at timestamptz,
-    row_id bigint
+    row_id bigint,
+    batch_id uuid
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -80,15 +81,15 @@ BEGIN
         WHERE c.id = _id
         RETURNING c.*
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT l.domain, l.command_id, 'RECEIVED', _now,
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT l.domain, l.command_id, l.batch_id, 'RECEIVED', _now,
                jsonb_build_object(
                    'attempt', l.attempts, 'msg_id', l.msg_id, 'node_id', receive_suspect.node_id, 'isolated', true)
         FROM leased l
     )
     SELECT l.command_id, l.command_type, l.correlation_id, l.reply_queue, l.created_at,
            CASE WHEN _domain.replies THEN _message ELSE _message -> 'data' END,
-           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id
+           l.msg_id, l.lease_read_ct, l.attempts, l.max_attempts, l.lease_expires_at, l.id, l.batch_id
     FROM leased l;
 END;
 $function$;

@@ -34,10 +34,10 @@ BEGIN
             updated_at = _now
         FROM held h
         WHERE c.id = h.id
-        RETURNING c.command_id, c.msg_id, c.node_id
+        RETURNING c.command_id, c.batch_id, c.msg_id, c.node_id
     ), audited AS (
-        INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts, details_json)
-        SELECT release.domain, r.command_id, 'RELEASED', _now, jsonb_build_object('node_id', r.node_id)
+        INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
+        SELECT release.domain, r.command_id, r.batch_id, 'RELEASED', _now, jsonb_build_object('node_id', r.node_id)
         FROM released r
     )
     SELECT array_agg(r.command_id), array_agg(r.msg_id) INTO _ids, _msg_ids FROM released r;

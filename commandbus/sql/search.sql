@@ -11,6 +11,7 @@ CREATE OR REPLACE FUNCTION commandbus.search(
     status text DEFAULT NULL,
     running boolean DEFAULT false,
     either_id uuid DEFAULT NULL,
+    batch_id uuid DEFAULT NULL,
     error_types text[] DEFAULT NULL,
     error_codes text[] DEFAULT NULL,
     least_attempts integer DEFAULT NULL,
@@ -68,6 +69,20 @@ BEGIN
             SELECT r.id FROM unnest(_domains) AS d(name), unnest(commandbus.rows_of(d.name, ARRAY[search.either_id])) AS r(id)
             WHERE r.id > coalesce(_window.reached, _after) AND r.id < _before AND NOT search.oldest_first
                OR r.id > _after AND r.id < coalesce(_window.reached, _before) AND search.oldest_first);
+    ELSIF search.batch_id IS NOT NULL THEN
+        -- What waits or runs may be anywhere in a large batch, and is soon found in the queue, if that is short.
+        SELECT NULL::bigint[] AS rows, true AS is_cut, NULL::bigint AS reached INTO _window;
+        IF search.running OR search.status IN ('PENDING', 'IN_PROGRESS') THEN
+            _window := commandbus.search_live(
+                _domains, search.running OR search.status = 'IN_PROGRESS', search.oldest_first, 2000);
+        END IF;
+        IF _window.is_cut THEN
+            _window := commandbus.search_window(
+                CASE WHEN search.status IN ('FAILED', 'CANCELED', 'IN_TROUBLESHOOTING_QUEUE') THEN 'batch status'
+                     ELSE 'batch' END,
+                ARRAY[search.batch_id::text], NULL, search.status, _after, _before, search.oldest_first,
+                search.look_through);
+        END IF;
     ELSIF NOT '' = ANY (search.error_codes) THEN
         _window := commandbus.search_window(
             'error code', search.error_codes, NULL, NULL, _after, _before, search.oldest_first, search.look_through);
@@ -116,6 +131,7 @@ BEGIN
           AND (search.status IS NULL OR c.status = search.status)
           AND (NOT search.running OR c.lease_read_ct IS NOT NULL)
           AND (search.either_id IS NULL OR search.either_id IN (c.correlation_id, c.command_id))
+          AND (search.batch_id IS NULL OR c.batch_id = search.batch_id)
           AND (search.error_types IS NULL OR coalesce(c.last_error_type, '') = ANY (search.error_types))
           AND (search.error_codes IS NULL OR coalesce(c.last_error_code, '') = ANY (search.error_codes))
           AND (search.least_attempts IS NULL OR c.attempts >= search.least_attempts)
@@ -165,6 +181,8 @@ DECLARE
     -- Comparing all columns of an index as a row, in its order, leaves no other index to choose.
     _columns text := CASE search_window.by
         WHEN 'correlation' THEN 'c.correlation_id, c.id'
+        WHEN 'batch' THEN 'c.batch_id, c.id'
+        WHEN 'batch status' THEN 'c.batch_id, c.rare_status, c.id'
         WHEN 'error code' THEN 'c.last_error_code, c.id'
         WHEN 'error type' THEN 'c.last_error_type, c.id'
         WHEN 'status' THEN 'c.rare_status, c.domain, c.command_type, c.id'
@@ -172,12 +190,16 @@ DECLARE
         ELSE 'c.id' END;
     _values text := CASE search_window.by
         WHEN 'correlation' THEN 'k.first::uuid, '
+        WHEN 'batch' THEN 'k.first::uuid, '
+        WHEN 'batch status' THEN 'k.first::uuid, $7, '
         WHEN 'status' THEN '$7, k.first, k.second, '
         WHEN 'type' THEN 'k.first, k.second, '
         WHEN 'any' THEN ''
         ELSE 'k.first, ' END;
     _condition text := CASE search_window.by
         WHEN 'correlation' THEN 'c.correlation_id <> c.command_id'
+        WHEN 'batch' THEN 'c.batch_id IS NOT NULL'
+        WHEN 'batch status' THEN 'c.batch_id IS NOT NULL AND c.rare_status IS NOT NULL'
         WHEN 'error code' THEN 'c.last_error_code IS NOT NULL'
         WHEN 'error type' THEN 'c.last_error_type IS NOT NULL'
         WHEN 'status' THEN 'c.rare_status IS NOT NULL'

@@ -1,8 +1,9 @@
 -- The audit by what is known of its rows, the newest first (or the oldest). As in commandbus.search, it reads a bounded
--- amount: of one command, of the events that are not usual, or else of all, at most about `look_through` rows.
+-- amount: of one command, of one batch itself, of the events that are not usual, or else of all, at most about `look_through` rows.
 -- `first_at` and `last_at` enclose what matches, so that whoever reads the rows needs few partitions.
 CREATE OR REPLACE FUNCTION commandbus.search_audit(
     command_id uuid DEFAULT NULL,
+    batch_id uuid DEFAULT NULL,
     operator text DEFAULT NULL,
     domain text DEFAULT NULL,
     event_type text DEFAULT NULL,
@@ -25,7 +26,7 @@ DECLARE
     _usual text[] := ARRAY['SENT', 'RECEIVED', 'COMPLETED'];
     _after bigint := 0;
     _before bigint := 9223372036854775807;
-    -- Each leaves one index to choose: (command_id, ts), (event_type, audit_id) and (audit_id, ts).
+    -- Each leaves one index to choose: (command_id, ts), (batch_id, ts), (event_type, audit_id) and (audit_id, ts).
     _columns text := 'a.audit_id';
     _values text := '';
     _condition text := 'true';
@@ -48,13 +49,16 @@ BEGIN
 
     IF search_audit.command_id IS NOT NULL THEN
         _columns := 'a.command_id, a.ts';
+    ELSIF search_audit.batch_id IS NOT NULL THEN
+        _columns := 'a.batch_id, a.ts';
+        _condition := 'a.command_id IS NULL AND a.batch_id IS NOT NULL';
     ELSIF search_audit.operator IS NOT NULL OR NOT search_audit.event_type = ANY (_usual) THEN
         _columns := 'a.event_type, a.audit_id';
         _values := 'k.event_type, ';
         _condition := 'a.event_type NOT IN (''SENT'', ''RECEIVED'', ''COMPLETED'')';
         _keys := CASE WHEN search_audit.event_type IS NOT NULL THEN ARRAY[search_audit.event_type] ELSE ARRAY[
             'CANCELED', 'OPERATOR_RETRY', 'OPERATOR_CANCEL', 'OPERATOR_COMPLETE', 'OPERATOR_EDIT', 'DOMAIN_PAUSED',
-            'DOMAIN_RESUMED', 'NODE_STOP_REQUESTED'] END;
+            'DOMAIN_RESUMED', 'NODE_STOP_REQUESTED', 'BATCH_SEALED', 'BATCH_CANCELED'] END;
     END IF;
     _share := CASE WHEN cardinality(_keys) = 1 THEN search_audit.look_through
                    ELSE 2 * search_audit.look_through / cardinality(_keys) END;
@@ -96,12 +100,13 @@ BEGIN
             FROM chosen c
         $query$,
         CASE WHEN search_audit.command_id IS NOT NULL THEN 'a.command_id >= $6 AND a.command_id <= $6'
+             WHEN search_audit.batch_id IS NOT NULL THEN 'a.batch_id >= $6 AND a.batch_id <= $6'
              ELSE format('ROW(%1$s) > ROW(%2$s $2) AND ROW(%1$s) < ROW(%2$s $3)', _columns, _values) END,
         _condition,
         replace(_columns, ',', ' ' || _direction || ',') || ' ' || _direction)
     INTO matching, first_at, last_at, _reached
-    USING _keys, _after, _before, _share, search_audit.oldest_first, search_audit.command_id, search_audit.operator,
-          search_audit.domain, search_audit.event_type, search_audit.since, search_audit.until, search_audit.at_most;
+    USING _keys, _after, _before, _share, search_audit.oldest_first,
+          coalesce(search_audit.command_id, search_audit.batch_id), search_audit.operator, search_audit.domain, search_audit.event_type, search_audit.since, search_audit.until, search_audit.at_most;
 
     IF cardinality(matching) > search_audit.at_most THEN
         matching := matching[:search_audit.at_most];
@@ -111,8 +116,8 @@ BEGIN
         more := _reached IS NOT NULL;
         next_beyond := _reached;
     END IF;
-    IF search_audit.command_id IS NOT NULL THEN
-        next_beyond := NULL;  -- what one command has is read as a whole
+    IF coalesce(search_audit.command_id, search_audit.batch_id) IS NOT NULL THEN
+        next_beyond := NULL;  -- what one command or batch has is read as a whole
     END IF;
     RETURN NEXT;
 END;

@@ -11,6 +11,9 @@
 --
 -- `wake`: an idle worker shall be woken by the commit. For calls that are a transaction of their own: nobody else can
 -- wake that worker until then. Others call commandbus.wake after their commit.
+--
+-- `batch_id`: the commands become part of this batch, which must be open. Here errors do break the transaction: if there
+-- is no such batch, if it is sealed, or if a command was sent before as part of another, or of none.
 CREATE OR REPLACE FUNCTION commandbus.send(
     domain text,
     command_ids uuid[],
@@ -20,7 +23,8 @@ CREATE OR REPLACE FUNCTION commandbus.send(
     correlation_ids uuid[] DEFAULT NULL,
     delays double precision[] DEFAULT NULL,
     max_attempts integer[] DEFAULT NULL,
-    wake boolean DEFAULT false
+    wake boolean DEFAULT false,
+    batch_id uuid DEFAULT NULL
 )
 RETURNS TABLE (command_id uuid, outcome text)
 LANGUAGE plpgsql
@@ -69,6 +73,9 @@ BEGIN
             ERRCODE = 'CB002',
             MESSAGE = format('no command can be sent to %L', send.domain),
             HINT = 'It stands for a reply queue. Send to the domain whose commands are answered there';
+    END IF;
+    IF send.batch_id IS NOT NULL THEN
+        PERFORM commandbus.join_batch(send.domain, send.batch_id);
     END IF;
 
     IF send.reply_to IS NOT NULL THEN
@@ -216,7 +223,7 @@ BEGIN
         WITH inserted AS (
             INSERT INTO public.command_bus_command (
                 domain, queue_name, msg_id, command_id, command_type, status, max_attempts,
-                created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally
+                created_at, updated_at, reply_queue, correlation_id, content_hash, unique_globally, batch_id
             )
             SELECT send.domain, _queue, n.msg_id, n.command_id, n.command_type, 'PENDING',
                    coalesce(
@@ -225,15 +232,15 @@ BEGIN
                         WHERE t.domain = send.domain AND t.command_type = n.command_type),
                        _domain.max_attempts),
                    clock_timestamp(), clock_timestamp(), coalesce(n.reply_to, _domain.reply_queue),
-                   coalesce(n.correlation_id, n.command_id), n.content_hash, _domain.unique_globally
+                   coalesce(n.correlation_id, n.command_id), n.content_hash, _domain.unique_globally, send.batch_id
             FROM unnest(_msg_ids, _ids, _types, _max_attempts, _reply_to, _correlation_ids, _hashes)
                 AS n(msg_id, command_id, command_type, max_attempts, reply_to, correlation_id, content_hash)
             ORDER BY n.command_id
             ON CONFLICT DO NOTHING
             RETURNING id, command_id, created_at
         ), audited AS (
-            INSERT INTO public.command_bus_audit (domain, command_id, event_type, ts)
-            SELECT send.domain, i.command_id, 'SENT', i.created_at FROM inserted i
+            INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts)
+            SELECT send.domain, i.command_id, send.batch_id, 'SENT', i.created_at FROM inserted i
         )
         SELECT coalesce(array_agg(i.command_id), '{}'), array_agg(i.id), array_agg(i.created_at)
         INTO _sent, _rows, _times FROM inserted i;
@@ -312,6 +319,9 @@ BEGIN
         END IF;
     END IF;
 
+    IF send.batch_id IS NOT NULL THEN
+        PERFORM commandbus.count_sent(send.domain, send.batch_id, send.command_ids, _sent);
+    END IF;
     IF send.wake AND cardinality(_sent) > 0 THEN
         PERFORM commandbus.wake(send.domain);
     END IF;

@@ -11,7 +11,7 @@ from commandbus.exceptions import ConfigurationError
 from commandbus.handlers import HandlerRegistry, registry
 from commandbus.models import Domain
 
-CONNECTIONS_BESIDE_EXECUTORS = 3  # fetcher, finisher, keeper
+CONNECTIONS_BESIDE_EXECUTORS = 4  # fetcher, finisher, keeper, folder
 
 
 def databases_of(domains: tuple[str, ...]) -> dict[str, str]:

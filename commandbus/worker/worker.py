@@ -1,4 +1,4 @@
-"""A worker process: one fetcher, a pool of executors, and for each database a finisher and a keeper."""
+"""A worker process: one fetcher, a pool of executors, and for each database a finisher, a keeper and a folder."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from commandbus.worker.board import Board
 from commandbus.worker.domains import databases_of, require_domains, require_pool
 from commandbus.worker.fetch import RETRY_SECONDS, Fetcher
 from commandbus.worker.finish import Finisher
+from commandbus.worker.folder import Folder, fold_rest
 from commandbus.worker.keeper import Keeper
 from commandbus.worker.leases import Leases
 from commandbus.worker.log import log
@@ -64,6 +65,8 @@ class Worker:
         self._leases = Leases(options.vt)
         self._finishers = {using: Finisher(using, self._told) for using in self._aliases()}
         self._keepers = {using: self._keeper(using) for using in self._aliases()}
+        self._folders = {using: Folder(using) for using in self._aliases()}
+        self._is_folded = False
         self._pool = Pool(
             options,
             self.databases,
@@ -96,7 +99,7 @@ class Worker:
 
     def _run(self) -> Ending:
         self._prepare()
-        for thread in [*self._finishers.values(), *self._keepers.values()]:
+        for thread in [*self._finishers.values(), *self._keepers.values(), *self._folders.values()]:
             thread.start()
         self._pool.start()
         log(
@@ -147,6 +150,7 @@ class Worker:
         self._backlog.put(works or [])
         found = sum(len(work.received) for work in works or ())
         if found:
+            self._is_folded = False
             self._board.say_fetched()
         if woken and (works is None or self._waited_for or found >= room):
             self._pass_on()
@@ -184,11 +188,21 @@ class Worker:
     def _wait_for_work(self, was_idle: bool) -> None:
         """Nothing is ready. Say so, look once more, and sleep until something changes."""
         if self.options.until_empty and was_idle:  # before the fetch: else a handler may have sent something since
-            self.stop(Ending.EMPTY)
+            self._end_if_folded()
             return
+        for folder in self._folders.values():
+            folder.fold_soon()
         if self._listening and self._announce_idle():
             return
         self._sleep(self.options.poll_interval)
+
+    def _end_if_folded(self) -> None:
+        """End, if the fetch that found nothing came after a look that found nothing to fold: a batch may send more."""
+        if self._is_folded:
+            self.stop(Ending.EMPTY)
+            return
+        rest = [fold_rest(using) for using in self._aliases()]
+        self._is_folded = not any(rest)
 
     def _sleep(self, seconds: float) -> None:
         if not self._stopping.is_set():  # (whoever stops us sets it before the event that a look clears)
@@ -288,8 +302,9 @@ class Worker:
             self._tell(work.domain, work.released())
         self._fetcher.recover()
         self._pool.join()
-        last: list[Finisher | Keeper] = [*self._finishers.values(), *self._keepers.values()]
-        for thread in last:  # the keepers after the finishers: they beat until all is told
+        last: list[Finisher | Folder | Keeper] = [*self._finishers.values(), *self._folders.values()]
+        last += self._keepers.values()
+        for thread in last:  # the keepers in the end: they beat until all is told
             thread.stop()
             thread.join()
         for using in self._aliases():

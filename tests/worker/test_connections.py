@@ -51,7 +51,7 @@ def terminate(name: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-@pytest.mark.parametrize("name", ["fetch", "execute", "finish", "keep", ""])
+@pytest.mark.parametrize("name", ["fetch", "execute", "finish", "keep", "fold", ""])
 def test_any_connection_may_be_terminated_under_load(name: str) -> None:
     ids = send_commands(
         "orders", [NewCommand("PlaceOrder" if n % 2 else "SendMail", uuid4(), {"sleep": 0.02}) for n in range(120)]
@@ -124,9 +124,11 @@ def test_a_worker_that_ends_unsure_of_its_leases_does_not_give_back_what_it_runs
     with barrier() as gate, running_worker() as worker:
         command_id = send("PlaceOrder", barrier=gate.key)
         wait_until(gate.arrived)
+        looked = threading.Event()
+        worker._fetcher.fetch = lambda room: looked.set()  # type: ignore[method-assign]
+        wait_until(looked.is_set)  # from now on it takes nothing
         worker._fetcher._unsure.add("orders")
         unknown = send("PlaceOrder", barrier=gate.key)
-        worker._fetcher.fetch = lambda room: None  # type: ignore[method-assign]
         PostgresTransitions("default").receive("orders", qty=1, vt=3600, node_id=worker.node_id)
         worker.stop()
         wait_until(lambda: status(unknown) == "PENDING")
@@ -174,7 +176,7 @@ def test_a_lease_that_cannot_be_extended_because_of_a_lock_does_not_upset_the_fe
     caplog.set_level(logging.INFO, "commandbus.worker")
     with running_worker(registry_with(wait, transactional=False), vt=1) as worker:
         command_id = send_command("orders", "Test", uuid4(), {})
-        wait_until(lambda: reload(command_id).lease_read_ct is not None)
+        wait_until(lambda: worker._leases.of("orders"), "the lease")
         lease = worker._leases.of("orders")[0]
         with transaction.atomic():
             list(Command.objects.select_for_update().filter(command_id=command_id))

@@ -1,0 +1,117 @@
+"""Waiting for the end of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+
+from commandbus import (
+    BatchMetadata,
+    BatchStatus,
+    BatchTimeoutError,
+    InvalidCommandError,
+    UncommittedBatchError,
+    UnknownBatchError,
+    aseal_batch,
+    await_for_batch,
+    open_batch,
+    seal_batch,
+    uuid7,
+    wait_for_batch,
+)
+from tests.batches.helpers import (
+    batch,
+    finish,
+    in_another_session,
+    make,
+    receive,
+)
+from tests.helpers import PATIENCE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_waiting_ends_when_the_batch_has_completed(others: Callable[..., Future[BatchMetadata]]) -> None:
+    batch_id = make(2)
+    waiting = others(lambda: wait_for_batch("orders", batch_id, PATIENCE))
+    finish(receive(1))
+    assert not waiting.done()
+    finish(receive(1))  # nobody folds but the one who waits
+    assert waiting.result().status is BatchStatus.COMPLETED
+
+
+def test_waiting_gives_up_after_its_time() -> None:
+    batch_id = make(2)
+    with pytest.raises(BatchTimeoutError, match="0 of 2 commands have ended") as raised:
+        wait_for_batch("orders", batch_id, 0)
+    assert isinstance(raised.value, TimeoutError)
+    opened = open_batch("orders")
+    with pytest.raises(BatchTimeoutError, match="not sealed"):
+        wait_for_batch("orders", opened, 0)
+    with pytest.raises(InvalidCommandError, match="timeout must be"):
+        wait_for_batch("orders", opened, -1)
+
+
+def test_waiting_for_what_does_not_exist_is_an_error() -> None:
+    with pytest.raises(UnknownBatchError):
+        wait_for_batch("orders", uuid7(), 1)
+
+
+def test_waiting_for_a_batch_that_is_not_committed_is_an_error() -> None:
+    with transaction.atomic():
+        batch_id = make(1)
+        with pytest.raises(UncommittedBatchError, match="after the atomic block"):
+            wait_for_batch("orders", batch_id, 1)
+
+
+def test_one_can_wait_in_a_transaction_for_a_batch_that_was_committed_before() -> None:
+    batch_id, other = make(1), make(1)
+    finish(receive())
+    with transaction.atomic():
+        assert wait_for_batch("orders", batch_id, PATIENCE).is_complete
+        # Folded and committed by itself: others can see it, and nobody is kept from folding.
+        with in_another_session() as cursor:
+            cursor.execute("SELECT status FROM command_bus_batch WHERE batch_id = %s", [batch_id])
+            assert cursor.fetchone() == ("COMPLETED",)
+            cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('commandbus.fold_batches', 0))")
+            assert cursor.fetchone() == (True,)
+    assert batch(other).is_complete
+
+
+def test_waiting_in_the_transaction_that_sealed_the_batch_is_an_error() -> None:
+    batch_id = open_batch("orders")
+    with transaction.atomic():
+        seal_batch("orders", batch_id)
+        with pytest.raises(UncommittedBatchError, match="after the atomic block"):
+            wait_for_batch("orders", batch_id, PATIENCE)
+
+
+def test_who_cannot_fold_can_wait_all_the_same() -> None:
+    batch_id = make(1)
+    finish(receive())
+    with in_another_session() as cursor:
+        cursor.execute("LOCK TABLE command_bus_batch_delta IN EXCLUSIVE MODE")
+        with pytest.raises(BatchTimeoutError, match="1 of 1 commands have ended"):
+            wait_for_batch("orders", batch_id, 0)
+    with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_read_only = on")
+        try:
+            with pytest.raises(BatchTimeoutError, match="1 of 1 commands have ended"):
+                wait_for_batch("orders", batch_id, 0)
+        finally:
+            cursor.execute("RESET default_transaction_read_only")
+    assert wait_for_batch("orders", batch_id, PATIENCE).is_complete
+
+
+def test_waiting_asynchronously() -> None:
+    async def journey() -> BatchMetadata:
+        batch_id = await_batch
+        return await await_for_batch("orders", batch_id, PATIENCE)
+
+    await_batch = open_batch("orders")
+    async_to_sync(aseal_batch)("orders", await_batch)
+    assert async_to_sync(journey)().is_complete
