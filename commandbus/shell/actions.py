@@ -29,11 +29,17 @@ class Job:
     verb: str
     """As in "Retry 7 commands of payments?"."""
     domain: str
-    which: Sequence[UUID] | ops.TroubleshootingFilter
+    which: Sequence[UUID] | ops.TroubleshootingFilter | ops.Selection
     run: Run
+    of: str = ""
+    """As in "Retry 7 commands of batch … of payments?"; the domain, if it says nothing."""
     dry_run: bool = False
     yes: bool = False
     silent: bool = False
+
+    @property
+    def place(self) -> str:
+        return self.of or self.domain
 
 
 def act(job: Job, out: OutputWrapper, err: OutputWrapper) -> int:
@@ -41,30 +47,27 @@ def act(job: Job, out: OutputWrapper, err: OutputWrapper) -> int:
 
     What a filter chooses is settled before the question is asked: nobody has agreed to what fails meanwhile.
     """
-    which: Sequence[UUID] | ops.Selection
-    if isinstance(job.which, ops.TroubleshootingFilter):
-        which = ops.select(job.domain, job.which)
-        ids = list(which.messages)
-    else:
-        which = ids = list(dict.fromkeys(job.which))
+    which = ops.select(job.domain, job.which) if isinstance(job.which, ops.TroubleshootingFilter) else job.which
+    if not isinstance(which, ops.Selection):
+        which = list(dict.fromkeys(which))
+    ids = list(which.messages) if isinstance(which, ops.Selection) else which
     if job.dry_run:
-        return _preview(job, ids, out, err)
+        return _preview(job, which, ids, out, err)
     if not ids:
-        out.write(f"nothing like that is in the Troubleshooting Queue of {job.domain}")
+        out.write(f"nothing like that is in the Troubleshooting Queue of {job.place}")
         return 0
-    if not job.yes and (len(ids) > 1 or isinstance(job.which, ops.TroubleshootingFilter)):
-        _ask(f"{job.verb.capitalize()} {plural(len(ids), 'command')} of {job.domain}?", err)
-    return _run(job, which, len(ids), out, err)
+    if not job.yes and (len(ids) > 1 or isinstance(which, ops.Selection)):
+        ask(f"{job.verb.capitalize()} {plural(len(ids), 'command')} of {job.place}?", err)
+    return run(job, which, len(ids), out, err)
 
 
 def _in_troubleshooting(domain: str, which: ops.Which) -> list[UUID]:
     return list(ops.in_troubleshooting(domain, which).order_by("id").values_list("command_id", flat=True))
 
 
-def _preview(job: Job, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapper) -> int:
-    by_filter = isinstance(job.which, ops.TroubleshootingFilter)
-    waiting = ids if by_filter else _in_troubleshooting(job.domain, ids)
-    out.write(f"would {job.verb} {plural(len(waiting), 'command')} of {job.domain}")
+def _preview(job: Job, which: ops.Which, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapper) -> int:
+    waiting = ids if isinstance(which, ops.Selection) else _in_troubleshooting(job.domain, ids)
+    out.write(f"would {job.verb} {plural(len(waiting), 'command')} of {job.place}")
     if waiting:
         out.write("\n".join(rows(ops.in_troubleshooting(job.domain, waiting[:SHOWN]).order_by("id"))))
     if len(waiting) > SHOWN:
@@ -73,7 +76,8 @@ def _preview(job: Job, ids: Sequence[UUID], out: OutputWrapper, err: OutputWrapp
     return _tell(dict.fromkeys((i for i in ids if i not in there), "it is not in the Troubleshooting Queue"), err)
 
 
-def _ask(question: str, err: OutputWrapper) -> None:
+def ask(question: str, err: OutputWrapper) -> None:
+    """Raises CommandError if the answer is not yes."""
     if not sys.stdin.isatty():
         raise CommandError(f"{question} Nobody can be asked, because standard input is no terminal; add --yes")
     err.write(f"{question} [y/N] ", style_func=str, ending="")
@@ -82,7 +86,8 @@ def _ask(question: str, err: OutputWrapper) -> None:
         raise CommandError("nothing was done")
 
 
-def _run(job: Job, which: ops.Which, total: int, out: OutputWrapper, err: OutputWrapper) -> int:
+def run(job: Job, which: ops.Which, total: int, out: OutputWrapper, err: OutputWrapper) -> int:
+    """Do it without a question, on about `total` commands."""
     progress = Progress(err, "command", total, silent=job.silent or total == 1)
     dealt_with = 0
 

@@ -19,6 +19,8 @@ class Recipe:
     domain: str
     command_type: str | None = None
     """Of lines that name none."""
+    type_from: str = "after the domain"
+    """Where such a type is written, for the error of a line that has none."""
     id_from: tuple[str, ...] = ()
     """The fields of the data that make the id of a line that has none."""
 
@@ -26,7 +28,7 @@ class Recipe:
         """Raises a CommandBusError that names what is wrong with the line. Checks all that needs no other line."""
         command_type = fields.get("type") if fields.get("type") is not None else self.command_type
         if command_type is None:
-            raise InvalidCommandError("there is no type: write it into the line, or name it after the domain")
+            raise InvalidCommandError(f"there is no type: write it into the line, or name it {self.type_from}")
         command = NewCommand(
             command_type,
             self._id(command_type, fields),

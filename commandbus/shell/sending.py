@@ -9,7 +9,7 @@ from django.core.management.base import OutputWrapper
 from django.db import Error, transaction
 
 from commandbus import api
-from commandbus.exceptions import CommandBusError
+from commandbus.exceptions import CommandBusError, InvalidCommandError
 from commandbus.messages import NewCommand
 from commandbus.shell.bulk import Bulk, Tally, longest_line
 from commandbus.shell.lines import Format, Line, lines_of
@@ -52,7 +52,10 @@ class _FileSender:
         self._source = source
         self._out = out
         self._err = err
-        lines = lines_of(source.stream, job.format or format_of(job.path), longest_line())
+        try:
+            lines = lines_of(source.stream, job.format or format_of(job.path), longest_line())
+        except (OSError, EOFError, zlib.error) as error:  # the header of a CSV file is read here
+            raise InvalidCommandError(f"{source.name} cannot be read: {error}") from error
         self._rejects = Rejects(job.rejects, lines.header, job.path) if job.rejects is not None else None
         self._progress = Progress(err, "line", source.size, silent=job.silent)
         self._bulk = Bulk(lines, job.recipe, dry_run=job.dry_run, reject=self._reject, progress=self._show)

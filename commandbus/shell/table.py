@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
 SECOND, MINUTE, HOUR, DAY = 1, 60, 3600, 86400
@@ -30,7 +33,8 @@ def number(value: int | None, *, more: bool = False) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def age(seconds: float | None) -> str:
@@ -47,6 +51,15 @@ def age(seconds: float | None) -> str:
 def moment(value: datetime) -> str:
     """In the time zone of the project."""
     return (timezone.localtime(value) if timezone.is_aware(value) else value).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ago(value: datetime) -> str:
+    """A time, and how long that is ago."""
+    return f"{moment(value)}  ({age((timezone.now() - value).total_seconds())} ago)"
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, cls=DjangoJSONEncoder)
 
 
 def plain(text: str, *, lines: bool = False) -> str:

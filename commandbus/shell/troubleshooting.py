@@ -9,13 +9,12 @@ from typing import Any
 from uuid import UUID
 
 from django.core.management.base import CommandError, OutputWrapper
-from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
 from commandbus import api, ops
 from commandbus.messages import AuditEvent
 from commandbus.models import Audit, Command
-from commandbus.shell.table import age, moment, number, plain, shortened, table
+from commandbus.shell.table import age, ago, json_text, moment, number, plain, shortened, table
 from commandbus.status import AT_MOST
 
 MESSAGE_WIDTH = 50
@@ -30,8 +29,8 @@ def show_list(
     commands = list(found.order_by("-id")[:limit])
     total = found.order_by()[: AT_MOST + 1].count()
     if as_json:
-        body = {"commands": [_fields(command) for command in commands], "total": min(total, AT_MOST)}
-        out.write(_json({**body, "more": total > AT_MOST}))
+        body = {"commands": [fields(command) for command in commands], "total": min(total, AT_MOST)}
+        out.write(json_text({**body, "more": total > AT_MOST}))
     elif commands:
         out.write("\n".join(rows(commands)))
         out.write(f"\n{number(len(commands))} of {number(min(total, AT_MOST), more=total > AT_MOST)}")
@@ -68,14 +67,14 @@ def show_command(domain: str, command_id: UUID, out: OutputWrapper, *, as_json: 
     data = ops.get_payload(domain, command_id)
     audit = api.audit_trail(domain, command_id)
     if as_json:
-        events = [{"event": event.event_type, "at": event.ts, "details": event.details_json} for event in audit]
-        body = {"command": _fields(command), "data": data, "error": _last_error(audit), "audit": events}
-        out.write(_json(body))
+        body = {"command": fields(command), "data": data, "error": _last_error(audit), "audit": events(audit)}
+        out.write(json_text(body))
         return
-    out.write("\n".join([*_facts(command, audit), "", *_data(data), *_error(_last_error(audit)), *_history(audit)]))
+    out.write("\n".join([*_facts(command, audit), "", *_data(data), *_error(_last_error(audit)), *history(audit)]))
 
 
-def _fields(command: Command) -> dict[str, Any]:
+def fields(command: Command) -> dict[str, Any]:
+    """For JSON."""
     return {
         "command_id": command.command_id,
         "domain": command.domain,
@@ -94,11 +93,6 @@ def _fields(command: Command) -> dict[str, Any]:
 
 
 def _facts(command: Command, audit: list[Audit]) -> list[str]:
-    now = timezone.now()
-
-    def when(value: datetime) -> str:
-        return f"{moment(value)}  ({age((now - value).total_seconds())} ago)"
-
     facts = {
         "command": str(command.command_id),
         "domain": command.domain,
@@ -106,8 +100,8 @@ def _facts(command: Command, audit: list[Audit]) -> list[str]:
         "status": command.status,
         "reason": _reason(audit),
         "attempts": f"{command.attempts} of {command.max_attempts}",
-        "sent": when(command.created_at),
-        "since": when(command.updated_at),
+        "sent": ago(command.created_at),
+        "since": ago(command.updated_at),
         "correlation id": str(command.correlation_id),
         "reply to": command.reply_queue,
     }
@@ -126,7 +120,7 @@ def _last_error(audit: list[Audit]) -> dict[str, Any] | None:
 
 
 def _data(data: dict[str, Any] | None) -> list[str]:
-    return ["DATA", "gone" if data is None else plain(_json(data), lines=True), ""]
+    return ["DATA", "gone" if data is None else plain(json_text(data), lines=True), ""]
 
 
 def _error(error: dict[str, Any] | None) -> list[str]:
@@ -134,12 +128,17 @@ def _error(error: dict[str, Any] | None) -> list[str]:
         return []
     lines = [f"{error.get('code')} ({error.get('type')})", error.get("message", "")]
     if error.get("details") is not None:
-        lines.append(_json(error["details"]))
+        lines.append(json_text(error["details"]))
     lines.append(error.get("traceback", ""))
     return ["LAST ERROR", *(plain(line.rstrip(), lines=True) for line in lines if line), ""]
 
 
-def _history(audit: list[Audit]) -> list[str]:
+def events(audit: list[Audit]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [{"event": event.event_type, "at": event.ts, "details": event.details_json} for event in audit]
+
+
+def history(audit: list[Audit]) -> list[str]:
     """Each event with the time since the one before."""
     before: datetime | None = None
     cells = []
@@ -157,7 +156,3 @@ def _details(details: dict[str, Any]) -> str:
         if name != "error" and value is not None:
             parts.append(f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return shortened(", ".join(parts), DETAILS_WIDTH)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, cls=DjangoJSONEncoder)

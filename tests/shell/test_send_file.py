@@ -530,3 +530,11 @@ def test_a_chunk_wakes_an_idle_worker_and_a_dry_run_does_not(file: Path, monkeyp
     assert idle() == 1
     send(file)
     assert idle() == 0
+
+
+def test_a_packed_file_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "commands.csv.gz"
+    file.write_bytes(b"invoice,account")
+    ran = send(file)
+    assert ran.code == 1
+    assert f"{file} cannot be read: Not a gzipped file" in ran.err

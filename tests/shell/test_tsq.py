@@ -304,7 +304,7 @@ def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch)
 def test_what_comes_in_while_the_question_is_open_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = trouble()
     late: list[UUID] = []
-    monkeypatch.setattr(actions, "_ask", lambda *_: late.append(trouble()))
+    monkeypatch.setattr(actions, "ask", lambda *_: late.append(trouble()))
     assert tsq("retry", "orders", "--all").out == "done 1, refused 0\n"
     assert (status(agreed), status(late[0])) == ("PENDING", "IN_TROUBLESHOOTING_QUEUE")
 

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from commandbus.api import uuid_of
 from commandbus.ids import uuid7
 from commandbus.messages import NewCommand
-from commandbus.shell.arguments import json_object, plain_errors
+from commandbus.shell.arguments import add_format, field_names, json_object, plain_errors
 from commandbus.shell.recipe import Recipe
 from commandbus.shell.sending import FileJob, send_file, send_one
 
@@ -30,12 +30,7 @@ class Command(BaseCommand):
         one.add_argument("--delay", type=float, metavar="SECONDS", help="let it wait for so long")
         many = parser.add_argument_group("many commands")
         many.add_argument("--file", metavar="FILE", help="JSON lines or CSV, also with .gz; - for standard input")
-        many.add_argument("--format", choices=["jsonl", "csv"], help="of the file (by its name)")
-        many.add_argument(
-            "--id-from",
-            metavar="FIELD[,FIELD]",
-            help="the fields of the data that identify a command, for lines without command_id",
-        )
+        add_format(many)
         many.add_argument("--rejects", metavar="FILE", help="write the lines in error there, as they are")
         parser.add_argument("--dry-run", action="store_true", help="check everything, and send nothing")
 
@@ -55,7 +50,7 @@ class Command(BaseCommand):
         return 0
 
     def _send_file(self, options: dict[str, Any]) -> int:
-        fields = tuple(options["id_from"].split(",")) if options["id_from"] is not None else ()
+        fields = field_names(options["id_from"], "--id-from")
         job = FileJob(
             recipe=Recipe(domain=options["domain"], command_type=options["type"], id_from=fields),
             path=options["file"],
@@ -76,5 +71,3 @@ def _check_together(options: dict[str, Any]) -> None:
         if options[name] is not None:
             other = "--file" if options["file"] is None else "one command; in a file, each line says it"
             raise CommandError(f"--{name.replace('_', '-')} is for {other}")
-    if options["id_from"] is not None and "" in options["id_from"].split(","):
-        raise CommandError(f"--id-from {options['id_from']!r} has an empty name; use FIELD or FIELD,FIELD")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -16,31 +16,11 @@ from commandbus.shell.troubleshooting import show_command, show_list
 FILTER = ("type", "error_type", "error_code", "since", "until")
 
 
-class _ActionParser(CommandParser):
-    """Lets ids stand behind options: argparse takes `retry payments --yes ID` for a mistake, and xargs writes it so."""
-
-    _intermixing = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        if self._intermixing:  # that calls this
-            return super().parse_known_args(args, namespace)
-        self._intermixing = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._intermixing = False
-
-
 class Command(BaseCommand):
     help = "Look at the Troubleshooting Queue of a domain, and retry, edit, cancel or complete what is in it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_ActionParser)
-
-        def action(name: str, description: str) -> CommandParser:
-            added = actions.add_parser(name, help=description, description=description)
-            _add_usual(added)
-            return added
+        action = arguments.with_actions(parser)
 
         listing = action("list", "what is in it")
         listing.add_argument("domain")
@@ -65,7 +45,7 @@ class Command(BaseCommand):
         editing.add_argument("domain")
         editing.add_argument("id", type=arguments.uuid)
         editing.add_argument("--data", metavar="JSON", required=True, help="all of it; @FILE or - for standard input")
-        _add_audit(editing)
+        arguments.add_audit(editing)
 
     def handle(self, *args: Any, **options: Any) -> None:
         code = 0
@@ -79,15 +59,6 @@ class Command(BaseCommand):
                 code = act(_job(options), self.stdout, self.stderr)
         if code:
             sys.exit(code)
-
-
-def _add_usual(parser: ArgumentParser) -> None:
-    """What every command of Django takes, so that it may also stand after the action."""
-    parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], default=SUPPRESS, help=SUPPRESS)
-    for name in ("--settings", "--pythonpath"):
-        parser.add_argument(name, default=SUPPRESS, help=SUPPRESS)
-    for name in ("--traceback", "--no-color", "--force-color", "--skip-checks"):
-        parser.add_argument(name, action="store_true", default=SUPPRESS, help=SUPPRESS)
 
 
 def _add_filter(parser: ArgumentParser) -> None:
@@ -104,14 +75,7 @@ def _add_choice(parser: ArgumentParser, *, reason_required: bool = False) -> Non
     parser.add_argument("ids", nargs="*", type=arguments.uuid, metavar="ID")
     _add_filter(parser)
     parser.add_argument("--all", action="store_true", help="everything in the Troubleshooting Queue of the domain")
-    _add_audit(parser, reason_required=reason_required)
-
-
-def _add_audit(parser: ArgumentParser, *, reason_required: bool = False) -> None:
-    parser.add_argument("--operator", help="who does it, for the audit (who is logged in)")
-    parser.add_argument("--reason", required=reason_required, help="why, for the audit")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    arguments.add_audit(parser, reason_required=reason_required)
 
 
 def _filter(options: dict[str, Any]) -> ops.TroubleshootingFilter:
