@@ -1,6 +1,7 @@
 """The operators' pages."""
 
 from commandbus.admin.audit import AuditAdmin
+from commandbus.admin.batch import BatchAdmin
 from commandbus.admin.command import CommandAdmin
 from commandbus.admin.domain import DomainAdmin
 from commandbus.admin.node import NodeAdmin
@@ -9,6 +10,7 @@ from commandbus.admin.unreadable import UnreadableMessageAdmin
 
 __all__ = [
     "AuditAdmin",
+    "BatchAdmin",
     "CommandAdmin",
     "DomainAdmin",
     "NodeAdmin",

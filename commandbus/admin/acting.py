@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -176,7 +176,7 @@ def _run(request: HttpRequest, action: Action, target: Target, answers: Answers)
     if target.gone:
         messages.warning(
             request,
-            f"{_commands(target.gone)} {_was(target.gone)} resolved or retried by somebody else since you were asked.",
+            f"{so_many(target.gone)} {was(target.gone)} resolved or retried by somebody else since you were asked.",
         )
     for domain, selection in target.selections().items():
         dealt_with = 0
@@ -190,22 +190,26 @@ def _run(request: HttpRequest, action: Action, target: Target, answers: Answers)
         except (CommandBusError, DatabaseError, InterfaceError) as error:
             what = f"{domain}: {str(error).strip()}"
             messages.error(
-                request, f"{what}. Of {_commands(len(selection.messages))}, {dealt_with:,} were dealt with before."
+                request, f"{what}. Of {so_many(len(selection.messages))}, {dealt_with:,} were dealt with before."
             )
             continue
         done += len(result.done)
         refused += [(f"{domain}/{command_id}", why) for command_id, why in result.refused.items()]
     if done:
-        messages.success(request, f"{_commands(done)} {_was(done)} {action.done}.")
-    if refused:
-        listed = format_html_join("", "<li><code>{}</code>: {}</li>", refused[:SHOWN_REFUSED])
-        more = f"… and {len(refused) - SHOWN_REFUSED:,} more" if len(refused) > SHOWN_REFUSED else ""
-        messages.warning(
-            request,
-            format_html("{} left alone:<ul>{}</ul>{}", f"{_commands(len(refused))} {_was(len(refused))}", listed, more),
-        )
+        messages.success(request, f"{so_many(done)} {was(done)} {action.done}.")
+    tell_refused(request, refused)
     if target.is_cut:
         messages.info(request, f"Those were the oldest {target.count:,} of the group; do it again for the rest.")
+
+
+def tell_refused(request: HttpRequest, refused: Sequence[tuple[str, str]]) -> None:
+    """`refused`: which commands, and why."""
+    if not refused:
+        return
+    listed = format_html_join("", "<li><code>{}</code>: {}</li>", refused[:SHOWN_REFUSED])
+    more = f"… and {len(refused) - SHOWN_REFUSED:,} more" if len(refused) > SHOWN_REFUSED else ""
+    what = f"{so_many(len(refused))} {was(len(refused))}"
+    messages.warning(request, format_html("{} left alone:<ul>{}</ul>{}", what, listed, more))
 
 
 def _ask(
@@ -217,13 +221,13 @@ def _ask(
     shown = target.shown()
     context = admin.page(
         request,
-        f"{action.label} {_commands(target.count)}{' or more' if target.is_cut else ''}?",
+        f"{action.label} {so_many(target.count)}{' or more' if target.is_cut else ''}?",
         explanation=action.explanation,
         is_dangerous=action.is_dangerous,
         hidden=target.hidden(),
         action_url=admin.url("commandbus_command_act", action.name),
         target=target,
-        count=_commands(target.count),
+        count=so_many(target.count),
         shown=[(command, admin.url_of(command.domain, command.command_id)) for command in shown],
         not_shown=target.count - len(shown),
         form=form,
@@ -251,9 +255,9 @@ def _safe(request: HttpRequest, url: str) -> str | None:
     return url if url_has_allowed_host_and_scheme(url, here, require_https=request.is_secure()) else None
 
 
-def _commands(count: int) -> str:
+def so_many(count: int) -> str:
     return f"{count:,} command{'' if count == 1 else 's'}"
 
 
-def _was(count: int) -> str:
+def was(count: int) -> str:
     return "was" if count == 1 else "were"

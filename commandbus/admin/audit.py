@@ -56,7 +56,7 @@ class AuditAdmin(ReadOnlyAdmin):
     list_display = ("at", "event", "about")
     list_display_links = None
     search_fields = ("command_id",)  # only that there is a search box; see commandbus.search
-    search_help_text = "A command id, or the name of an operator"
+    search_help_text = "A command id, a batch id, or the name of an operator"
     ordering = ("-audit_id",)
     sortable_by = ("at",)
 
@@ -88,7 +88,7 @@ class AuditAdmin(ReadOnlyAdmin):
     @admin.display(description="about")
     def about(self, event: Audit) -> SafeString:
         details = event.details_json if isinstance(event.details_json, dict) else {}
-        parts = [self._command(event), _operator(details), _rest(details)]
+        parts = [self._command(event), self._batch(event), _operator(details), _rest(details)]
         return format_html_join("", "<div>{}</div>", [(part,) for part in parts if part])
 
     def _command(self, event: Audit) -> SafeString | None:
@@ -97,6 +97,14 @@ class AuditAdmin(ReadOnlyAdmin):
         url = self.url_of(event.domain, event.command_id)
         name = badges.code(event.command_id)
         return format_html('<a href="{}">{}</a>', url, name) if url else name
+
+    def _batch(self, event: Audit) -> SafeString | None:
+        if event.batch_id is None or event.command_id is not None:  # a command's page leads to its batch
+            return None
+        url = self.url_of_batch(event.domain, event.batch_id)
+        name = badges.code(event.batch_id)
+        linked = format_html('<a href="{}">{}</a>', url, name) if url else name
+        return format_html('<span class="quiet">batch</span> {}', linked)
 
 
 def _operator(details: dict[str, Any]) -> SafeString | None:

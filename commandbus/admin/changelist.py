@@ -21,6 +21,8 @@ class BoundedChangeList(ChangeList):
     next_beyond: int | None = None
     estimate: int | None = None
     oldest_first = False
+    position: str | None = None
+    """The field that the list goes along; the primary key, if it says nothing."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         parameters = request.GET.copy()
@@ -36,7 +38,7 @@ class BoundedChangeList(ChangeList):
         if remaining:
             raise IncorrectLookupParameters(f"there is no filter called {', '.join(remaining)}")
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
-        self.oldest_first = self.get_ordering(request, self.root_queryset)[:1] == [self.opts.pk.name]
+        self.oldest_first = self.get_ordering(request, self.root_queryset)[:1] == [self.position or self.opts.pk.name]
         chosen = [_number(one) for one in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         if chosen and request.POST.get("select_across") == "0":
             # Not those of them that a new look would find: others may have come meanwhile.

@@ -21,6 +21,7 @@ from commandbus.admin.databases import DatabaseFilter, chosen
 from commandbus.admin.dates import range_filter
 from commandbus.admin.filters import (
     AttemptsFilter,
+    BatchFilter,
     DomainFilter,
     ErrorCodeFilter,
     ErrorTypeFilter,
@@ -56,6 +57,16 @@ class CommandChangeList(BoundedChangeList):
                 ranges[f"{name}_from"], ranges[f"{name}_until"] = limits(request)
         return ranges
 
+    @property
+    def of_batch(self) -> dict[str, Any] | None:
+        """Of which batch these are, if they are of one: to look at it, and to leave it."""
+        spec = next((spec for spec in self.filter_specs if isinstance(spec, BatchFilter)), None)
+        if spec is None:
+            return None
+        batch = spec.batch
+        url = self.model_admin.url_of_batch(batch.domain, batch.batch_id) if batch else ""  # type: ignore[attr-defined]
+        return {"name": str(batch or spec.batch_id), "url": url, "all": self.get_query_string(remove=["batch"])}
+
     def url_for_result(self, result: Any) -> str:
         return str(self.model_admin.url_of(result.domain, result.command_id))  # type: ignore[attr-defined]
 
@@ -65,7 +76,7 @@ class CommandAdmin(ReadOnlyAdmin):
     list_display = ("name", "state", "sent")
     list_display_links = ("name",)
     search_fields = ("command_id",)  # only that there is a search box; see commandbus.search
-    search_help_text = "A command id or its beginning, a correlation id, a type or an error code"
+    search_help_text = "A command id or its beginning, a correlation id, a batch id, a type or an error code"
     ordering = ("-id",)
     sortable_by = ("sent",)
     actions = ("retry", "cancel", "complete")
@@ -81,6 +92,7 @@ class CommandAdmin(ReadOnlyAdmin):
             TypeFilter,
             ErrorTypeFilter,
             ErrorCodeFilter,
+            BatchFilter,
             AttemptsFilter,
             NodeFilter,
             ("created_at", range_filter("sent")),

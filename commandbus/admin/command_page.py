@@ -15,7 +15,7 @@ from commandbus.admin.acting import ACTIONS, Action
 from commandbus.admin.pretty import pretty
 from commandbus.masking import masked
 from commandbus.messages import TERMINAL, Status
-from commandbus.models import Audit, Command, Domain, Node
+from commandbus.models import Audit, Batch, Command, Domain, Node
 
 if TYPE_CHECKING:
     from commandbus.admin.command import CommandAdmin
@@ -59,6 +59,9 @@ def command_page(admin: CommandAdmin, request: HttpRequest, command: Command) ->
         node=nodes.get(str(command.node_id)),
         related=related[:RELATED],
         more_related=found.more or len(related) > RELATED,
+        batch=None if command.batch_id is None else Batch.objects.using(using).filter(pk=command.batch_id).first(),
+        batch_url=admin.url_of_batch(command.domain, command.batch_id) if command.batch_id else "",
+        batch_query=urlencode({"batch": str(command.batch_id), "domain": command.domain}),
         correlation_query=urlencode({"q": str(command.correlation_id), "database": using}),
         is_masked=bool(mask),
     )

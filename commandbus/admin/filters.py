@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from django.contrib.admin.filters import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -14,7 +15,7 @@ from django.http import HttpRequest
 from commandbus import install, nodes, search
 from commandbus.admin.databases import chosen
 from commandbus.messages import Status
-from commandbus.models import Domain, Node
+from commandbus.models import Batch, Domain, Node
 from commandbus.search import Search
 
 MOST_NODES = 1000
@@ -116,6 +117,27 @@ class ErrorCodeFilter(ErrorFilter):
 
     def narrow_to(self, request: HttpRequest, wanted: Search, value: str) -> Search:
         return replace(wanted, error_codes=(value,))
+
+
+class BatchFilter(SearchFilter):
+    """For links from batches; there are too many to choose from."""
+
+    title = "batch"
+    parameter_name = "batch"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        value = request.GET.get(self.parameter_name or "")
+        if value is None:
+            return []
+        try:
+            self.batch_id = UUID(value)
+        except ValueError as error:
+            raise IncorrectLookupParameters(error) from error
+        self.batch = Batch.objects.using(chosen(request)).filter(batch_id=self.batch_id).first()
+        return [(value, str(self.batch or self.batch_id))]
+
+    def narrow_to(self, request: HttpRequest, wanted: Search, value: str) -> Search:
+        return replace(wanted, batch_id=self.batch_id)
 
 
 class AttemptsFilter(SearchFilter):

@@ -49,6 +49,27 @@ class CancelForm(ReasonForm):
         self.fields["reason"].help_text = "For the audit. Whoever sent the command gets it with the reply."
 
 
+class CancelBatchForm(CancelForm):
+    troubleshooting = forms.BooleanField(
+        required=False,
+        label="Also cancel those in the Troubleshooting Queue",
+        help_text="Else they wait for an operator, and the batch with them.",
+    )
+    field_order = ("troubleshooting", "reason")
+
+
+class SealForm(forms.Form):
+    """Asks for more only if the batch has another number of commands than was expected."""
+
+    def __init__(self, *args: Any, total: int, expected: int | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if expected not in (None, total):
+            self.fields["allow_incomplete"] = forms.BooleanField(
+                label="Seal it as it is",
+                help_text=f"{expected:,} commands were expected, and it has {total:,}.",
+            )
+
+
 class CompleteForm(ReasonForm):
     result = JSONObjectField(
         required=False,

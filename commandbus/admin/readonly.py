@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from commandbus.admin.databases import chosen
 from commandbus.admin.forms import ReasonForm
-from commandbus.models import Command
+from commandbus.models import Batch, Command
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
@@ -59,6 +59,11 @@ class ReadOnlyAdmin(Base):
     def url_of(self, domain: str, command_id: object) -> str:
         """The page of a command, if this site has it. A log line says enough to make it."""
         return self.url("commandbus_command_change", f"{domain}/{command_id}") if self.has_commands else ""
+
+    def url_of_batch(self, domain: str, batch_id: object) -> str:
+        """So with the page of a batch."""
+        has_batches = self.admin_site.is_registered(Batch)
+        return self.url("commandbus_batch_change", f"{domain}/{batch_id}") if has_batches else ""
 
     def ask(self, request: HttpRequest, question: str, explanation: str, form: ReasonForm) -> TemplateResponse:
         """The page before an action on one row: nothing is done yet."""

@@ -11,7 +11,7 @@ from typing import Any
 from commandbus.admin import badges
 from commandbus.admin.filters import label_of
 from commandbus.admin.pretty import Text, pretty, shortened
-from commandbus.messages import LIVE, AuditEvent, Status
+from commandbus.messages import LIVE, AuditEvent, BatchStatus, Status
 from commandbus.models import Audit, Command
 
 MOMENT = timedelta(milliseconds=1)
@@ -27,12 +27,21 @@ TONES: dict[str, str] = {
     AuditEvent.MOVED_TO_TROUBLESHOOTING_QUEUE: "trouble",
     AuditEvent.CANCELED: "quiet",
     AuditEvent.OPERATOR_CANCEL: "quiet",
+    AuditEvent.BATCH_STARTED: "running",
+    AuditEvent.BATCH_COMPLETED: "good",
+    AuditEvent.BATCH_CANCELED: "quiet",
 }
 AFTER: dict[str, tuple[str, str]] = {
     AuditEvent.RECEIVED: ("running", "ran"),
     AuditEvent.MOVED_TO_TROUBLESHOOTING_QUEUE: ("trouble", "waited for an operator"),
+    # A batch waits and runs at the same time.
+    AuditEvent.BATCH_SEALED: ("waiting", "after"),
+    AuditEvent.BATCH_STARTED: ("running", "after"),
+    AuditEvent.BATCH_CANCELED: ("waiting", "after"),
 }
 SHOWN_APART = ("error", "attempt", "max_attempts", "node_id", "operator", "reason", "msg_id", "delay")
+BATCH_EVENTS = [event for event in AuditEvent if event.startswith("BATCH_")]
+SHOWN_OF_A_BATCH = ("total_count", "started_at", "completed_at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +112,16 @@ def _gap(earlier: Audit, until: datetime, longest: timedelta) -> Gap | None:
 
 def _step(event: Audit, gap: Gap | None, nodes: Mapping[str, str]) -> Step:
     details = event.details_json if isinstance(event.details_json, dict) else {}
-    rest = {name: value for name, value in details.items() if name not in SHOWN_APART and value is not None}
+    is_of_batch = event.event_type in BATCH_EVENTS
+    apart = (*SHOWN_APART, *SHOWN_OF_A_BATCH) if is_of_batch else SHOWN_APART
+    rest = {name: value for name, value in details.items() if name not in apart and value is not None}
+    has_failures = details.get("status") == BatchStatus.COMPLETED_WITH_FAILURES
     return Step(
         label=label_of(event.event_type),
-        tone=TONES.get(event.event_type, "waiting"),
+        tone="bad" if has_failures else TONES.get(event.event_type, "waiting"),
         at=event.ts,
         before=gap,
-        facts=_facts(details, nodes),
+        facts=_facts_of_batch(details) if is_of_batch else _facts(details, nodes),
         failure=_failure(details.get("error")),
         details=pretty(rest) if rest else None,
     )
@@ -124,6 +136,10 @@ def _facts(details: Mapping[str, Any], nodes: Mapping[str, str]) -> list[tuple[s
         "again after": _delay(details.get("delay")),
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _facts_of_batch(details: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [*_facts(details, {}), *([("commands", f"{details['total_count']:,}")] if "total_count" in details else [])]
 
 
 def _attempt(details: Mapping[str, Any]) -> str:

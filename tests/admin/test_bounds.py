@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from commandbus import nodes
 from commandbus.models import Command
-from tests.admin.history import BUSY, CHAIN, COUNT, GONE, PAIR, fill
+from tests.admin.history import BATCH, BUSY, CHAIN, COUNT, GONE, PAIR, fill
 from tests.helpers import BOTH, send_many
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
@@ -26,6 +26,7 @@ MOST_BUFFERS = 60_000
 
 COMMANDS = "/admin/commandbus/command/"
 AUDIT = "/admin/commandbus/audit/"
+BATCHES = "/admin/commandbus/batch/"
 NOBODY = UUID(int=99)
 WAITING = 20_000
 
@@ -87,15 +88,32 @@ def queries() -> list[tuple[str, dict[str, str]]]:
         {"q": "mail", "status": "CANCELED"},
         {"q": "0000", "status": "FAILED"},
     ]
+    commands += [{"batch": str(one)} for one in (BATCH, NOBODY)]
+    commands += [{"batch": str(BATCH), "domain": "orders", "status": name} for name in statuses]
+    commands += [
+        {"batch": str(BATCH), "o": "3"},
+        {"batch": str(BATCH), "error_code": "RARE"},
+        {"batch": str(BATCH), "q": "mail"},
+        {"q": str(BATCH)},
+    ]
+    batches: list[dict[str, str]] = [{}, {"o": "2"}, {"p": "10"}, {"beyond": "1000000000000000"}]
+    batches += [{"domain": name} for name in ("orders", "other", "sales")]
+    batches += [{"status": name} for name in ("PENDING", "IN_PROGRESS", "COMPLETED", "COMPLETED_WITH_FAILURES")]
+    batches += [{"q": text} for text in (str(BATCH), str(NOBODY), "0000", "ffff", "Batch", "Rare", "zzz")]
+    batches += [days("created_at", 10, 9), days("created_at", 4000, 3999), {"domain": "other", "status": "PENDING"}]
     oldest = Command.objects.order_by("id")[0].command_id
     audit: list[dict[str, str]] = [{}, {"o": "0"}, {"beyond": "1000"}, {"q": str(oldest)}, {"q": str(NOBODY)}]
+    audit += [{"q": str(BATCH)}, {"event": "BATCH_CANCELED"}]
     audit += [{"q": "olga"}, {"q": "nobody"}, {"domain": "orders"}, {"domain": "sales"}, days("ts", 12, 11)]
     audit += [{"event": name} for name in ("SENT", "COMPLETED", "RETRY_SCHEDULED", "OPERATOR_RETRY", "FAILED")]
     others = ("troubledcommand", "domain", "node", "unreadablemessage", f"command/orders/{oldest}/change")
+    of_batch = ("change", "act/cancel", "act/retry")
     group = {"domain": "orders", "type": "PlaceOrder", "error_type": "RareError", "error_code": "RARE"}
     return [
         *((COMMANDS, query) for query in commands),
         *((AUDIT, query) for query in audit),
+        *((BATCHES, query) for query in batches),
+        *((f"{BATCHES}orders/{BATCH}/{page}/", {}) for page in of_batch),
         *((f"/admin/commandbus/{page}/", {}) for page in others),
         (f"{COMMANDS}act/retry/", group),
     ]

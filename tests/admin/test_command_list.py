@@ -11,8 +11,9 @@ from django.urls import include, path
 
 from commandbus import nodes, search, send_command
 from commandbus.admin import CommandAdmin, TroubledCommandAdmin
-from commandbus.models import Audit, Command, Domain, Node, TroubledCommand, UnreadableMessage
+from commandbus.models import Audit, Batch, Command, Domain, Node, TroubledCommand, UnreadableMessage
 from tests.admin.pages import BUS, get, page_of, text_of, troubled, url
+from tests.batches.helpers import make
 from tests.helpers import BOTH, keep, send
 
 pytestmark = pytest.mark.django_db(databases=BOTH)
@@ -154,7 +155,7 @@ other_site = AdminSite(name="backoffice")
 other_site.register(Command, CommandAdmin)
 other_site.register(TroubledCommand, TroubledCommandAdmin)
 small_sites = []
-for number, model in enumerate((Audit, Domain, Node, TroubledCommand, UnreadableMessage, Command)):
+for number, model in enumerate((Audit, Domain, Node, TroubledCommand, UnreadableMessage, Command, Batch)):
     small_sites.append(AdminSite(name=f"small{number}"))
     small_sites[-1].register(model, type(default_site.get_model_admin(model)))
 urlpatterns = [
@@ -194,6 +195,14 @@ def test_an_admin_site_may_have_some_of_the_pages(admin_client: Client) -> None:
     assert str(command_id) in get(admin_client, "/small0/commandbus/audit/")
     assert str(running) in get(admin_client, f"/small2/commandbus/node/{node_id}/change/")
     assert "NEVER: it cannot work" in get(admin_client, "/small3/commandbus/troubledcommand/")
+    batch_id = make(1)
+    part = Command.objects.get(batch_id=batch_id).command_id
+    pages = [f"/small6/commandbus/batch/orders/{batch_id}/change/", f"/small5/commandbus/command/?batch={batch_id}"]
+    pages += [f"/small5/commandbus/command/orders/{part}/change/", f"/small0/commandbus/audit/?q={batch_id}"]
+    for page in pages:
+        html = get(admin_client, page)
+        assert str(batch_id) in html
+        assert "/admin/commandbus/" not in html
 
 
 @pytest.mark.parametrize("rows", [["abc"], ["1", "abc"], ["9" * 30]])

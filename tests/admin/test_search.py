@@ -10,13 +10,14 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from commandbus import send_command
-from commandbus.messages import Status
-from commandbus.models import Audit, Command
+from commandbus import cancel_batch, open_batch, seal_batch, send_command
+from commandbus.messages import BatchStatus, Status
+from commandbus.models import Audit, Batch, Command
 from commandbus.pgmq import PgmqClient
-from commandbus.search import Found, Search, commands_of, estimated_total, find, find_audit
+from commandbus.search import BatchSearch, Found, Search, commands_of, estimated_total, find, find_audit, find_batches
 from tests.admin.pages import BUS, troubled
-from tests.helpers import send, send_many
+from tests.batches.helpers import fail, finish, fold_batches, make, receive
+from tests.helpers import rows_read, send, send_many
 
 pytestmark = pytest.mark.django_db
 
@@ -250,3 +251,152 @@ def test_a_search_of_the_audit_goes_on_where_it_ended(monkeypatch: pytest.Monkey
                     assert step.beyond != beyond or not step.more, "it does not get on"
                     rows += step.rows
             assert rows == everything.rows
+
+
+def of(batch_id: UUID, *statuses: str) -> list[UUID]:
+    commands = Command.objects.filter(batch_id=batch_id, status__in=statuses).order_by("-id")
+    return list(commands.values_list("command_id", flat=True))
+
+
+def test_by_batch() -> None:
+    other, batch_id = make(2), make(6)
+    send()
+    BUS.cancel("orders", of(other, "PENDING"))
+    one, two, three, four = receive(4)
+    finish([one])
+    finish([two], Status.FAILED)
+    fail([three])
+    assert len(found(Search(batch_id=batch_id))) == 6
+    assert found(Search(text=str(batch_id))) == found(Search(batch_id=batch_id))
+    assert found(Search(text=str(batch_id), batch_id=other)) == []
+    for status in Status:
+        assert found(Search(batch_id=batch_id, status=status)) == of(batch_id, status), status
+    assert found(Search(batch_id=batch_id, running=True)) == [four.command.command_id]
+    assert found(Search(batch_id=batch_id, error_codes=("BAD",))) == of(batch_id, "FAILED", "IN_TROUBLESHOOTING_QUEUE")
+    assert found(Search(batch_id=batch_id, text="placeorder")) == found(Search(batch_id=batch_id))
+    assert found(Search(batch_id=batch_id, domains=("other",))) == []
+    assert found(Search(batch_id=uuid4())) == []
+
+
+@pytest.mark.parametrize("status", [None, Status.FAILED, Status.PENDING])
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_a_search_in_a_batch_goes_on_where_it_ended(status: Status | None, oldest_first: bool) -> None:
+    make(3)
+    batch_id = make(9)
+    finish(receive(8)[3:], Status.FAILED)
+    search = Search(batch_id=batch_id, status=status)
+    everything = find(search, "default", oldest_first=oldest_first)
+    for options in ({"at_most": 2}, {"look_through": 2}):
+        rows: list[int] = []
+        step = Found(more=True)
+        while step.more:
+            beyond = step.beyond
+            step = find(search, "default", oldest_first=oldest_first, beyond=beyond, **options)
+            assert step.beyond != beyond or not step.more, "it does not get on"
+            rows += step.rows
+        assert rows == everything.rows
+
+
+def test_the_few_that_failed_of_many_are_found_by_reading_few() -> None:
+    batch_id = make(3000)
+    finish(receive(3), Status.FAILED)
+    find(Search(batch_id=batch_id, status=Status.FAILED), "default")
+    before = rows_read("command_bus_command")
+    assert len(found(Search(batch_id=batch_id, status=Status.FAILED))) == 3
+    assert rows_read("command_bus_command") - before < 20
+
+
+def test_the_last_of_a_batch_that_wait_are_found_behind_all_that_have_ended() -> None:
+    batch_id = make(30)
+    waiting = of(batch_id, "PENDING")[-1]
+    Command.objects.exclude(command_id=waiting).update(status="COMPLETED")
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pgmq.q_orders__commands WHERE message ->> 'command_id' <> %s", [str(waiting)])
+    result = find(Search(batch_id=batch_id, status=Status.PENDING), "default", look_through=2)
+    assert len(result.rows) == 1
+    assert not result.more
+
+
+def test_of_more_that_wait_than_are_looked_at_those_of_a_batch_are_found() -> None:
+    batch_id = make(5)
+    send_many("orders", "PlaceOrder", 2100)  # before them in the queue of what is newest
+    result = find(Search(batch_id=batch_id, status=Status.PENDING), "default")
+    assert len(result.rows) == 5
+    assert not result.more
+
+
+def batches(search: BatchSearch, **options: Any) -> list[UUID]:
+    return find_batches(search, "default", **options)[0]
+
+
+def test_batches_are_found_newest_first_by_domain_status_name_id_and_time() -> None:
+    running = make(2, name="Invoices of May")
+    receive(1)
+    waiting = make(1, name="invoices of june")
+    ended = make(1, domain="other")
+    finish(receive(1, "other"), domain="other")
+    opened = open_batch("orders", batch_id=UUID("0192aaaa-bbbb-7000-8000-000000000001"))
+    everything = [opened, ended, waiting, running]
+    assert batches(BatchSearch()) == everything
+    assert batches(BatchSearch(), oldest_first=True) == everything[::-1]
+    assert batches(BatchSearch(domain="orders")) == [opened, waiting, running]
+    assert batches(BatchSearch(status=BatchStatus.IN_PROGRESS)) == [ended, running]  # not folded yet
+    assert batches(BatchSearch(status=BatchStatus.PENDING)) == [opened, waiting]
+    fold_batches()
+    assert batches(BatchSearch(status=BatchStatus.IN_PROGRESS)) == [running]
+    assert batches(BatchSearch(status=BatchStatus.COMPLETED)) == [ended]
+    assert batches(BatchSearch(status=BatchStatus.COMPLETED_WITH_FAILURES)) == []
+    assert batches(BatchSearch(text="INVOICES")) == [waiting, running]
+    assert batches(BatchSearch(text=" invoices of m")) == [running]
+    assert batches(BatchSearch(text="of may")) == []
+    assert batches(BatchSearch(text="%")) == []
+    assert batches(BatchSearch(text=str(ended))) == [ended]
+    assert batches(BatchSearch(text=str(ended), domain="orders")) == []
+    assert batches(BatchSearch(text="0192aaaa-b")) == [opened]
+    assert batches(BatchSearch(text="0192aaaa", status=BatchStatus.COMPLETED)) == []
+    assert batches(BatchSearch(text=str(uuid4()))) == []
+    Batch.objects.filter(batch_id=waiting).update(created_at=timezone.now() - timedelta(days=3))
+    since, until = timezone.now() - timedelta(days=4), timezone.now() - timedelta(days=2)
+    assert batches(BatchSearch(created_from=since, created_until=until)) == [waiting]
+    assert batches(BatchSearch(created_from=until)) == [opened, ended, running]
+
+
+def test_a_name_that_looks_like_the_beginning_of_a_batch_id_is_both() -> None:
+    by_id = open_batch("orders", batch_id=UUID("feedfeed-0000-4000-8000-000000000001"))
+    by_name = make(1, name="feed")
+    assert batches(BatchSearch(text="feed")) == [by_name, by_id]
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_a_search_of_batches_goes_on_where_it_ended(oldest_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        make(1, domain="orders" if number % 3 else "other", name="a" if number % 2 else "b")
+    Batch.objects.filter(batch_id__in=batches(BatchSearch())[2:5]).update(created_at=timezone.now())  # at one moment
+    for search in (BatchSearch(), BatchSearch(text="a"), BatchSearch(domain="orders", status=BatchStatus.PENDING)):
+        everything, end = find_batches(search, "default", oldest_first=oldest_first)
+        assert not end.more
+        for name in ("AT_MOST", "LOOK_THROUGH"):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"commandbus.search.{name}", 2)
+                ids: list[UUID] = []
+                step = Found(more=True)
+                while step.more:
+                    beyond = step.beyond
+                    more, step = find_batches(search, "default", oldest_first=oldest_first, beyond=beyond)
+                    assert step.beyond != beyond or not step.more, "it does not get on"
+                    ids += more
+            assert ids == everything, (search, name)
+
+
+def test_the_audit_is_found_by_batch_and_by_who_sealed_or_canceled_it() -> None:
+    sealed, canceled = open_batch("orders"), make(1)
+    seal_batch("orders", sealed, operator="olga")
+    cancel_batch("orders", canceled, "no", operator="kim")
+
+    def events(text: str) -> list[str]:
+        return [row.event_type for row in find_audit("default", text=text, oldest_first=True)[0]]
+
+    assert "BATCH_SEALED" in events(str(sealed))
+    assert [one for one in events(str(canceled)) if "BATCH" not in one] == []
+    assert events("olga") == ["BATCH_SEALED"]
+    assert events("kim") == ["BATCH_CANCELED", "CANCELED"]

@@ -8,12 +8,14 @@ from uuid import UUID
 
 import pytest
 from django.db.models import F
+from django.db.models.functions import Now
 from playwright.sync_api import Page
 
-from commandbus import send_command, uuid7
+from commandbus import BatchCommand, create_batch, send_command, uuid7
 from commandbus.messages import ErrorInfo, Failure, Finish, Status
-from commandbus.models import Audit, Command
+from commandbus.models import Audit, Batch, Command
 from commandbus.transitions import PostgresTransitions
+from tests.batches.helpers import fold_batches
 from tests.helpers import BOTH
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
@@ -34,6 +36,12 @@ FULL = ErrorInfo("OSError", "OSError", "[Errno 28] No space left on device: '/va
 
 def send(domain: str, command_type: str, **data: object) -> UUID:
     return send_command(domain, command_type, uuid7(), data)
+
+
+def batch(name: str, count: int) -> UUID:
+    commands = [BatchCommand("RenderReport", uuid7(), {"customer": number}) for number in range(count)]
+    on_complete = BatchCommand("MailReports", uuid7(), {})
+    return create_batch("reports", commands, name=name, custom_data={"pages": "A4"}, on_complete=on_complete)
 
 
 def fail(domain: str, error: ErrorInfo, delay: float | None = None) -> None:
@@ -84,6 +92,21 @@ def test_pictures(operator: Page) -> None:
         elif number == 4:
             BUS.receive("payments", qty=1, vt=30)
 
+    invoices = batch("Invoices of October", 40)
+    for number in range(24):
+        if number in (5, 11, 17):
+            fail("reports", FULL)
+        else:
+            complete("reports")
+    fold_batches()
+    begun = Now() - timedelta(minutes=2)
+    Batch.objects.update(created_at=begun, sealed_at=begun, started_at=begun + timedelta(seconds=1))
+    Audit.objects.filter(batch_id=invoices, command_id=None).update(ts=begun + timedelta(seconds=1))
+    Audit.objects.filter(batch_id=invoices, event_type="BATCH_SEALED").update(ts=begun)
+    batch("Invoices of November", 12)
+
+    operator.goto(f"/admin/commandbus/batch/reports/{invoices}/change/")
+    picture(operator, "batch", 920)
     operator.goto("/admin/commandbus/troubledcommand/")
     picture(operator, "troubleshooting", 420)
     operator.goto(f"/admin/commandbus/command/payments/{hero}/change/")

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from playwright.sync_api import Page, expect
 
-from commandbus import audit_trail, pause_domain
+from commandbus import BatchCommand, audit_trail, create_batch, get_batch, pause_domain, uuid7
 from commandbus.models import Audit, Command, Node
 from tests.browser.conftest import shot
 from tests.helpers import BOTH, barrier, reload, result, running_worker, send, status, wait_until
@@ -192,6 +192,52 @@ def test_ask_a_node_to_stop(operator: Page) -> None:
         shot(operator, "node-stopping")
         gate.open()
         wait_until(lambda: Node.objects.filter(stopped_at__isnull=False).exists())
+
+
+def test_see_what_holds_up_a_batch_retry_it_and_see_it_complete(operator: Page) -> None:
+    commands = [BatchCommand("PlaceOrder", uuid7(), {"fail_attempts": 3 if number < 2 else 0}) for number in range(9)]
+    callback = uuid7()
+    batch_id = create_batch(
+        "orders",
+        commands,
+        name="Orders of May",
+        custom_data={"month": "May", "token": "tok_123"},
+        on_complete=BatchCommand("SendMail", callback, {}),
+    )
+    work_off()
+    operator.goto("/admin/")
+    operator.click("text=Batches")
+    shot(operator, "batches")
+    expect(operator.locator("#result_list tbody tr")).to_contain_text("2 in troubleshooting")
+    operator.click("text=Orders of May")
+    expect(operator.locator("h1")).to_contain_text("In progress")
+    expect(operator.locator(".cb-trouble-note")).to_contain_text("2 commands wait for an operator")
+    assert "tok_123" not in operator.content()
+    shot(operator, "batch-in-trouble")
+
+    operator.locator(".cb-counts tr", has_text="In troubleshooting").locator("a").click()
+    expect(operator.locator("#result_list tbody tr")).to_have_count(2)
+    expect(operator.locator(".cb-bounds")).to_contain_text("Of the batch Orders of May")
+    shot(operator, "commands-of-batch")
+    operator.locator(".cb-bounds a", has_text="Orders of May").click()
+
+    operator.click("a.cb-button:text-is('Retry')")
+    expect(operator.locator("h1")).to_have_text("Retry 2 commands of the batch?")
+    operator.fill("[name=reason]", "the stock is back")
+    shot(operator, "confirm-retry-batch")
+    operator.click("input[type=submit]")
+    expect(operator.locator(".messagelist")).to_contain_text("2 commands were sent again.")
+    Command.objects.update(max_attempts=5)
+    with running_worker():
+        wait_until(lambda: Command.objects.filter(command_id=callback, status="COMPLETED").exists())
+    operator.reload()
+    expect(operator.locator("h1")).to_contain_text("Completed")
+    expect(operator.locator("section[aria-label='When it completes']")).to_contain_text("SendMail was sent")
+    expect(operator.locator(".cb-actions")).to_contain_text("It has ended: its status is COMPLETED.")
+    shot(operator, "batch-completed")
+    batch = get_batch("orders", batch_id)
+    assert batch is not None
+    assert batch.completed_count == 9
 
 
 def test_a_range_of_dates(operator: Page) -> None:

@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 import pytest
 from playwright.sync_api import Page, expect
 
-from commandbus import send_command
+from commandbus import BatchCommand, create_batch, send_command
 from commandbus.messages import ErrorInfo, Failure
-from commandbus.models import Audit, Command
+from commandbus.models import Audit, Batch, Command
 from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
 from tests.browser.conftest import shot
@@ -26,6 +26,7 @@ PAGES = {
     "domains": "/admin/commandbus/domain/",
     "domain": "/admin/commandbus/domain/orders/change/",
     "nodes": "/admin/commandbus/node/",
+    "batches": "/admin/commandbus/batch/",
     "audit": "/admin/commandbus/audit/",
     "unreadable": "/admin/commandbus/unreadablemessage/",
 }
@@ -48,15 +49,49 @@ def break_everything() -> UUID:
     return command_id
 
 
+def break_a_batch() -> UUID:
+    """A batch whose every text is as bad as it can be."""
+    name, custom_data = f"{NASTY}{RTL}{'N' * 150}", {NASTY: RTL, "long": "x" * 5_000}
+    batch_id = create_batch("orders", [BatchCommand("PlaceOrder", uuid4(), {})], name=name, custom_data=custom_data)
+    error, on_complete = f"{NASTY} {RTL} {'E' * 500}", {"command_type": NASTY + "T" * 200, "command_id": str(uuid4())}
+    counts = {"total_count": 2_000_000_000, "completed_count": 1_999_999_000, "failed_count": 900, "canceled_count": 9}
+    Batch.objects.filter(batch_id=batch_id).update(callback_error=error, on_complete=on_complete, **counts)
+    return batch_id
+
+
 def fits(page: Page) -> bool:
     """Nothing makes the page wider than the window: what is wide scrolls in its own box."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
+HIDDEN = """
+    [...document.querySelectorAll('.results')].flatMap(list => [...list.querySelectorAll('tbody tr > *')].map(cell => {
+        const content = document.createRange();
+        content.selectNodeContents(cell);
+        return content.getBoundingClientRect().right - list.getBoundingClientRect().right;
+    }))
+"""
+
+
+def hides_a_column(page: Page) -> bool:
+    """Whether a list has to be scrolled sideways to be read."""
+    return any(pixels > 1 for pixels in page.evaluate(HIDDEN))
+
+
 def test_no_content_breaks_a_page(operator: Page) -> None:
     command_id = break_everything()
-    for name in ("commands", "troubleshooting", "audit"):
+    batch_id = break_a_batch()
+    for name in ("commands", "troubleshooting", "batches", "audit"):
         operator.goto(PAGES[name])
+        shot(operator, f"nasty-{name}")
+        assert fits(operator), name
+    pages = {
+        "batch": f"/admin/commandbus/batch/orders/{batch_id}/change/",
+        "cancel-batch": f"/admin/commandbus/batch/orders/{batch_id}/act/cancel/",
+        "commands-of-batch": f"/admin/commandbus/command/?batch={batch_id}",
+    }
+    for name, url in pages.items():
+        operator.goto(url)
         shot(operator, f"nasty-{name}")
         assert fits(operator), name
     operator.goto(f"/admin/commandbus/command/orders/{command_id}/change/")
@@ -71,12 +106,14 @@ def test_no_content_breaks_a_page(operator: Page) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [375, 768, 1600])
+@pytest.mark.parametrize("width", [375, 768, 1280, 1600])
 def test_every_page_in_every_width_and_theme(operator: Page, theme: str, width: int) -> None:
     correlation = uuid4()
     for number in range(3):
         send_command("orders", "PlaceOrder", uuid4(), {"n": number, "permanent": True}, correlation_id=correlation)
     failed = send("SendMail", permanent=True)
+    parts = [BatchCommand("PlaceOrder", uuid4(), {"permanent": number < 2}) for number in range(8)]
+    batch_id = create_batch("orders", parts, name="Orders of May", custom_data={"month": "May"})
     PgmqClient().send("orders__commands", {"what": "is this", "password": "s3cret"})
     with running_worker():
         wait_until(lambda: not Command.objects.filter(status__in=["PENDING", "IN_PROGRESS"]).exists())
@@ -86,12 +123,16 @@ def test_every_page_in_every_width_and_theme(operator: Page, theme: str, width: 
     assert chained is not None
     more = {
         "command": f"/admin/commandbus/command/orders/{chained.command_id}/change/",
+        "batch": f"/admin/commandbus/batch/orders/{batch_id}/change/",
+        "cancel-batch": f"/admin/commandbus/batch/orders/{batch_id}/act/cancel/",
+        "commands-of-batch": f"/admin/commandbus/command/?batch={batch_id}",
         "confirm": f"/admin/commandbus/command/act/cancel/?command=orders/{failed}",
     }
     for name, url in {**PAGES, **more}.items():
         operator.goto(url)
         shot(operator, f"{name}-{width}-{theme}")
         assert fits(operator), name
+        assert width < 768 or "batch" not in name or not hides_a_column(operator), name
     operator.goto(PAGES["unreadable"])
     operator.locator("#result_list tbody a").click()
     expect(operator.locator(".cb-json")).to_contain_text("is this")
