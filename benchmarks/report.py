@@ -40,6 +40,11 @@ COMPARISONS = (
         "≥ 0.6",
     ),
     Comparison("work_bulk_vs_work_io", "500 at a time with one INSERT", "work_bulk", "work_bulk", "work_io", "≥ 1"),
+    Comparison("batch_io_vs_none", "no-ops, all of one batch", "batch_io", "one batch", "no batch", "≥ 0.9"),
+    Comparison(
+        "batch_default_vs_none", "one INSERT each, all of one batch", "batch_default", "one batch", "no batch", "≥ 0.9"
+    ),
+    Comparison("send_batch_vs_none", "send 100,000 as one batch", "send_batch", "one batch", "no batch", "–"),
     Comparison(
         "latency_p50_vs_pgqueuer",
         "commit to handler, idle worker, median",

@@ -31,8 +31,10 @@ SENDERS = 8
 MEGABYTE = 1024 * 1024
 
 
-def ours(kind: str = "io", processes: int = 2, concurrency: int = 2, notify: str = "after_commit") -> System:
-    options = {"kind": kind, "processes": processes, "concurrency": concurrency}
+def ours(
+    kind: str = "io", processes: int = 2, concurrency: int = 2, notify: str = "after_commit", *, batch: bool = False
+) -> System:
+    options = {"kind": kind, "processes": processes, "concurrency": concurrency, "batch": batch}
     return System("commandbus", "benchmarks.sides.ours", options=options, environment={"BENCHMARK_NOTIFY": notify})
 
 
@@ -92,6 +94,30 @@ def work_bulk(bench: Bench) -> None:
     for name in bench.interleaved(list(systems)):
         bench.record(name, drain(bench, systems[name], 60_000))
     bench.ratio("work_bulk_vs_work_io", bench.median("work_bulk"), bench.median("work_io"))
+
+
+def batch_io(bench: Bench) -> None:
+    _batch(bench, "io")
+
+
+def batch_default(bench: Bench) -> None:
+    _batch(bench, "default")
+
+
+def _batch(bench: Bench, kind: str) -> None:
+    """The same commands, as one batch and without."""
+    systems = {name: ours(kind, batch=name == "one batch") for name in ("one batch", "no batch")}
+    for name in bench.interleaved(list(systems)):
+        bench.record(name, drain(bench, systems[name], 100_000))
+    bench.ratio(f"batch_{kind}_vs_none", bench.median("one batch"), bench.median("no batch"))
+
+
+def send_batch(bench: Bench) -> None:
+    systems = {name: ours(batch=name == "one batch") for name in ("one batch", "no batch")}
+    for name in bench.interleaved(list(systems)):
+        with bench.database(systems[name]) as url:
+            bench.record(name, systems[name].send("fill", url, bench.count(100_000)))
+    bench.ratio("send_batch_vs_none", bench.median("one batch"), bench.median("no batch"))
 
 
 def latency(bench: Bench) -> None:
@@ -190,6 +216,9 @@ SCENARIOS: dict[str, Callable[[Bench], None]] = {
         work_io,
         work_default,
         work_bulk,
+        batch_io,
+        batch_default,
+        send_batch,
         latency,
         notify,
         history,

@@ -15,11 +15,15 @@ from benchmarks.side import Side, main
 
 
 class Ours(Side):
-    def __init__(self, url: str, kind: str = "io", processes: int = 2, concurrency: int = 2) -> None:
+    def __init__(
+        self, url: str, kind: str = "io", processes: int = 2, concurrency: int = 2, *, batch: bool = False
+    ) -> None:
+        """`batch`: what is filled in at once is one batch."""
         super().__init__(url)
         self.kind = kind
         self.processes = processes
         self.concurrency = concurrency
+        self.batch = batch
         os.environ["BENCHMARK_URL"] = url
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         django.setup()
@@ -30,7 +34,10 @@ class Ours(Side):
             cursor.execute("CREATE TABLE effect (n integer NOT NULL, account text NOT NULL)")
 
     def fill(self, count: int) -> None:
-        commandbus.send_commands("bench", self._commands(count))
+        if self.batch:
+            commandbus.create_batch("bench", self._commands(count))
+        else:
+            commandbus.send_commands("bench", self._commands(count))
 
     def _commands(self, count: int) -> Iterator[commandbus.NewCommand]:
         for number in range(count):
