@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ARGS ?=
+# Most tests wait for something, so that more of them run at once than there are cores.
+JOBS ?= $(shell $(PYTHON) -c "import os; print(max(4, os.cpu_count() or 1))")
 ONLY ?=
 
 .PHONY: demo test test-unit test-integration test-browser screenshots chaos bench bench-peers bench-report lint typecheck coverage clean
@@ -22,13 +24,13 @@ demo: $(VENV)/demo.stamp ## the whole system in one command; ARGS=--once ends by
 
 test: $(VENV)/dev.stamp ## all tests, on the embedded PostgreSQL
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n auto $(ARGS)
+	$(BIN)/coverage run -m pytest -n $(JOBS) $(ARGS)
 
 test-unit: $(VENV)/dev.stamp ## the tests that need no PostgreSQL
 	$(BIN)/python -m pytest -m "not integration and not browser" $(ARGS)
 
 test-integration: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n auto -m "integration and not browser" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "integration and not browser" $(ARGS)
 
 test-browser: $(VENV)/dev.stamp ## an operator's journeys in a real browser; on Debian: apt-get install chromium
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)

@@ -58,6 +58,7 @@ class Soak:
     log: Path
     expected: dict[UUID, tuple[str, str]] = field(default_factory=dict)
     taken_back: list[UUID] = field(default_factory=list)
+    batches: dict[UUID, list[UUID]] = field(default_factory=dict)
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -98,10 +99,26 @@ class Soak:
             persistently(lambda: self.send_and_take_back(commands))
             self.taken_back += new
             return
-        persistently(lambda: send_commands("orders", commands))
+        if self.chance.random() < 0.3:
+            self.send_batch(commands, [end for _, _, end in new.values()])
+        else:
+            persistently(lambda: send_commands("orders", commands))
         if self.chance.random() < 0.3:
             persistently(lambda: send_commands("orders", commands))  # duplicates
         self.expected |= {command_id: (kind, end) for command_id, (kind, _, end) in new.items()}
+
+    def send_batch(self, commands: list[NewCommand], ends: list[str]) -> None:
+        from commandbus import add_to_batch, open_batch, seal_batch
+
+        batch_id, callback = (UUID(int=self.chance.getrandbits(128)) for _ in range(2))
+        on_complete = NewCommand("SendMail", callback, {})
+        persistently(lambda: open_batch("orders", len(commands), batch_id=batch_id, on_complete=on_complete))
+        for half in (commands[::2], commands[1::2]):
+            persistently(lambda half=half: add_to_batch("orders", batch_id, half))  # type: ignore[misc]
+        persistently(lambda: seal_batch("orders", batch_id))
+        self.batches[batch_id] = [command.command_id for command in commands]
+        if "IN_TROUBLESHOOTING_QUEUE" not in ends:
+            self.expected[callback] = ("SendMail", "COMPLETED")
 
     def send_and_take_back(self, commands: list[NewCommand]) -> None:
         from commandbus import send_commands
@@ -190,15 +207,17 @@ class Soak:
 
     def check(self) -> None:
         from commandbus.messages import LIVE, TERMINAL
-        from commandbus.models import Audit, Command, Suspect
+        from commandbus.models import Audit, BatchDelta, Command, Suspect
         from commandbus.pgmq import PgmqClient
         from tests.shop.models import Order
 
         for pid in self.stopped:
             _signal(pid, signal.SIGCONT)
         deadline = time.monotonic() + PATIENCE
-        while live := persistently(lambda: Command.objects.filter(status__in=LIVE).count()):
-            assert time.monotonic() < deadline, f"{live} commands are still not resolved"
+        while live := persistently(
+            lambda: Command.objects.filter(status__in=LIVE).count() or BatchDelta.objects.count()
+        ):
+            assert time.monotonic() < deadline, f"{live} commands are still not resolved, or not counted"
             time.sleep(0.2)
         for worker in self.workers:
             worker.terminate()
@@ -229,10 +248,36 @@ class Soak:
             assert audited == Counter(ids), f"the audit of {events} is not right"
         assert PgmqClient().metrics("orders__commands").queue_length == 0, "messages are left"
         assert not Suspect.objects.exists(), "suspects are left"
+        self.check_batches()
         attempts = Command.objects.filter(status="COMPLETED", attempts__gt=2).count()
         ends = Counter(found.values())
         print(f"{len(found)} commands: {dict(ends)}; {attempts} needed more than two attempts")  # noqa: T201
+        print(f"{len(self.batches)} batches")  # noqa: T201
         print(f"{len(self.taken_back)} were sent and rolled back; faults: {dict(self.faults)}")  # noqa: T201
+
+    def check_batches(self) -> None:
+        from commandbus import get_batch, repair_batches
+        from commandbus.models import Audit
+
+        complete = []
+        for batch_id, ids in self.batches.items():
+            ends = Counter(self.expected[command_id][1] for command_id in ids)
+            batch = get_batch("orders", batch_id)
+            assert batch is not None, "a batch is lost"
+            counted = {
+                "COMPLETED": batch.completed_count,
+                "FAILED": batch.failed_count,
+                "CANCELED": batch.canceled_count,
+                "IN_TROUBLESHOOTING_QUEUE": batch.in_troubleshooting_count,
+            }
+            assert +Counter(counted) == ends, f"batch {batch_id} counts {counted} where there are {ends}"
+            assert batch.total_count == len(ids)
+            assert batch.is_complete == (batch.in_troubleshooting_count == 0)
+            complete += [batch_id] if batch.is_complete else []
+        for event, batches in (("BATCH_STARTED", list(self.batches)), ("BATCH_COMPLETED", complete)):
+            audited = Counter(Audit.objects.filter(event_type=event).values_list("batch_id", flat=True))
+            assert audited == Counter(batches), f"the audit of {event} is not right"
+        assert repair_batches("orders") == []
 
 
 def persistently(action: Callable[[], T]) -> T:
