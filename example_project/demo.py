@@ -25,9 +25,19 @@ from django.core.management import call_command
 from django.core.management.base import OutputWrapper
 from django.db import connections, transaction
 
-from commandbus import DuplicateCommandError, Status, conf, ops, send_command
+from commandbus import (
+    BatchCommand,
+    BatchMetadata,
+    BatchStatus,
+    DuplicateCommandError,
+    Status,
+    conf,
+    create_batch,
+    ops,
+    send_command,
+)
 from commandbus.messages import LIVE, TERMINAL
-from commandbus.models import Audit, Command
+from commandbus.models import Audit, Batch, Command
 from example_project.database import CHECKOUT
 from example_project.payments.models import Account, Entry, Payment
 from example_project.reports.models import Report
@@ -56,6 +66,7 @@ class Demo:
         self.expected: Counter[str] = Counter()
         self.duplicates = 0
         self.payments: list[UUID] = []
+        self.batches: list[UUID] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = 0
 
@@ -100,12 +111,17 @@ class Demo:
                 self._debit(amount="a lot")  # does not fit the handler: ends in the Troubleshooting Queue
                 self._debit(amount="1.00", bank_is_down_for_attempts=99)  # exhausts its attempts: likewise
                 self._debit(amount="9000000.00")  # refused by a business rule
-        with transaction.atomic(using=self.reports):
-            for number in range(ROUND):
-                month = {"month": f"2026-{1 + number % 12:02}"}
-                send_command("reports", "RenderReport", uuid4(), month, correlation_id=self.run_id)
+        months = [f"2026-{1 + number % 12:02}" for number in range(ROUND)]
+        self.batches.append(
+            create_batch(
+                "reports",
+                (BatchCommand("RenderReport", uuid4(), {"month": month}, None, self.run_id) for month in months),
+                name="Reports of 2026",
+                on_complete=BatchCommand("BindReports", uuid4(), {}, None, self.run_id),
+            )
+        )
         self.expected += Counter(
-            {Status.COMPLETED: 3 * ROUND, Status.IN_TROUBLESHOOTING_QUEUE: 2 * TROUBLED, Status.FAILED: TROUBLED}
+            {Status.COMPLETED: 3 * ROUND + 1, Status.IN_TROUBLESHOOTING_QUEUE: 2 * TROUBLED, Status.FAILED: TROUBLED}
         )
 
     def _debit(self, **data: object) -> UUID:
@@ -185,7 +201,11 @@ class Demo:
             any(counts[status] for status in LIVE)
             or self._handled_replies() < resolved - reports
             or Payment.objects.filter(id__in=self.payments, outcome=None).exists()
+            or not all(batch.is_complete for batch in self._batches())
         )
+
+    def _batches(self) -> list[BatchMetadata]:
+        return Batch.objects.using(self.reports).filter(batch_id__in=self.batches).as_they_are()
 
     def _stay(self) -> None:
         self._say("Sending more every few seconds. Ctrl-C ends it. In another terminal, look at it:")
@@ -220,6 +240,7 @@ class Demo:
             ("Debits booked", entries),
             ("Payments on the web, each sent twice", paid),
             (f"Reports in the database {self.reports!r}", reports),
+            ("Batches of reports", len(self.batches)),
         ):
             self._say(f"{what:<40}{count:>8}")
         self._check("statuses", {k: v for k, v in statuses.items() if v}, {k: v for k, v in self.expected.items() if v})
@@ -239,7 +260,9 @@ class Demo:
         self._check("replies handled", handled, sum(replies.values()) - reports)
         self._check("debits booked", entries, 2 * ROUND + EDITED)
         self._check("payments on the web", paid, WEB_PAYMENTS)
-        self._check("reports", reports, ROUND)
+        self._check("reports", reports, ROUND + 1)
+        counted = [(batch.status, batch.completed_count, batch.total_count) for batch in self._batches()]
+        self._check("batches", counted, [(BatchStatus.COMPLETED, ROUND, ROUND)])
         self._say("It adds up.\n")
         call_command("commandbus_status", stdout=self.out)
 

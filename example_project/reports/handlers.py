@@ -15,3 +15,11 @@ async def render_report(command: Command, context: Context) -> dict[str, Any]:
         command_id=command.command_id, month=command.data["month"]
     )
     return {"url": f"https://reports.example/{report.month}.pdf"}
+
+
+@command_handler("reports", "BindReports")
+def bind_reports(command: Command, context: Context) -> dict[str, Any]:
+    """Sent when all reports of a batch are there."""
+    batch = command.data["batch"]
+    report = Report.objects.using(context.using).create(command_id=command.command_id, month=batch["name"])
+    return {"url": f"https://reports.example/{report.command_id}.pdf", "reports": batch["completed_count"]}

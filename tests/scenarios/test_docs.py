@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commandbus import list_batches
 from commandbus.models import Command
 from tests.helpers import BOTH, PATIENCE, environment
 
@@ -74,6 +75,16 @@ def test_the_how_to_guides_of_the_shell_run(project: Path) -> None:
     assert set(Command.objects.filter(last_error_code="INVALID_DATA").values_list("status", flat=True)) == {
         *("PENDING", "CANCELED")
     }
+
+
+def test_the_how_to_guide_of_batches_runs(project: Path) -> None:
+    [block] = shell_blocks("how-to.md", "Work with batches from the shell")
+    out = run(project, block)
+    [batch] = list_batches("payments")
+    assert str(batch.batch_id) in out
+    assert (batch.status, batch.total_count) == ("COMPLETED_WITH_FAILURES", 2)
+    [block] = shell_blocks("runbook.md", "When a batch does not end")
+    assert "Payouts" in run(project, block, BATCH=str(batch.batch_id))
 
 
 def test_the_runbook_of_a_full_troubleshooting_queue_runs(project: Path) -> None:
