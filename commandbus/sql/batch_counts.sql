@@ -27,7 +27,9 @@ BEGIN
 END;
 $function$;
 
--- Takes part in a batch until the end of the transaction: it cannot be sealed meanwhile, but it can be folded.
+-- Takes part in a batch until the end of the transaction: it cannot be sealed meanwhile, but it can be folded. The lock on
+-- the row says so. Shares of a row are given past those who wait for all of it, so that a seal could wait for ever while
+-- others add in turns. In front of an advisory lock there is a queue.
 CREATE OR REPLACE FUNCTION commandbus.join_batch(domain text, batch_id uuid)
 RETURNS void
 LANGUAGE plpgsql
@@ -35,6 +37,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $function$
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared(commandbus.batch_key(join_batch.batch_id));
     PERFORM FROM public.command_bus_batch b
     WHERE b.batch_id = join_batch.batch_id AND b.domain = join_batch.domain
     FOR KEY SHARE;
@@ -42,6 +45,16 @@ BEGIN
         PERFORM commandbus.raise_unknown_batch(join_batch.domain, join_batch.batch_id);
     END IF;
 END;
+$function$;
+
+-- Of the advisory lock of a batch.
+CREATE OR REPLACE FUNCTION commandbus.batch_key(batch_id uuid)
+RETURNS bigint
+LANGUAGE sql
+IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT hashtextextended('commandbus.batch ' || batch_id, 0)
 $function$;
 
 CREATE OR REPLACE FUNCTION commandbus.raise_unknown_batch(domain text, batch_id uuid)

@@ -49,6 +49,7 @@ DECLARE
     _batch public.command_bus_batch;
 BEGIN
     PERFORM commandbus.require_domain(lock_batch.domain);
+    PERFORM pg_advisory_xact_lock(commandbus.batch_key(lock_batch.batch_id));  -- as join_batch
     SELECT b.* INTO _batch
     FROM public.command_bus_batch b
     WHERE b.batch_id = lock_batch.batch_id AND b.domain = lock_batch.domain

@@ -7,10 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from commandbus import (
     BatchCommand,
@@ -139,6 +140,21 @@ def test_a_batch_is_sealed_only_with_as_many_commands_as_were_expected() -> None
 def test_sealing_a_batch_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UnknownBatchError):
         seal_batch("orders", uuid7())
+
+
+def test_who_adds_does_not_pass_a_seal_that_waits(others: Callable[..., Future[Any]]) -> None:
+    batch_id = open_batch("orders")
+    join = "SELECT commandbus.join_batch('orders', %s)"
+    with in_another_session() as first, in_another_session() as later:
+        first.execute(join, [batch_id])
+        sealing = others(lambda: seal_batch("orders", batch_id))
+        wait_until(somebody_waits)
+        later.execute("SET LOCAL lock_timeout = '100ms'")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            later.execute(join, [batch_id])
+        first.execute(join, [batch_id])  # who has begun can go on
+        first.execute("COMMIT")
+        assert not sealing.result(PATIENCE).is_open
 
 
 def test_many_sessions_at_once_count_what_there_is(others: Callable[..., Future[None]]) -> None:
