@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
+from uuid import UUID
 
 from django.db import models
 from django.db.models import Exists, F, OuterRef, Q
@@ -102,6 +104,13 @@ class Batch(models.Model):
         return self.name or str(self.batch_id)
 
 
+class BatchDeltaQuerySet(models.QuerySet["BatchDelta"]):
+    def batches_in(self, domains: Iterable[str]) -> models.QuerySet[BatchDelta, UUID]:
+        """The batches of these domains that have some."""
+        batches = Batch.objects.using(self.db).filter(domain__in=list(domains), batch_id=OuterRef("batch_id"))
+        return self.filter(Exists(batches)).values_list("batch_id", flat=True).distinct()
+
+
 class BatchDelta(models.Model):
     """What was counted in a batch and is not folded yet: commandbus/sql/batch_counts.sql."""
 
@@ -115,6 +124,8 @@ class BatchDelta(models.Model):
     in_troubleshooting_count = models.IntegerField(db_default=0)
     started_at = models.DateTimeField(null=True)
     at = models.DateTimeField()
+
+    objects = BatchDeltaQuerySet.as_manager()
 
     class Meta:
         db_table = "command_bus_batch_delta"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from commandbus.exceptions import CommandBusError
 from commandbus.folding import fold_batches
@@ -14,7 +15,7 @@ from commandbus.models import BatchDelta
 from commandbus.worker.log import log, logger
 
 FOLD_SECONDS = 1.0
-TRIES_AT_END = 5
+TRIES_AT_END, PAUSE_AT_END = 5, 0.05
 
 
 class Folder(threading.Thread):
@@ -56,17 +57,26 @@ class Folder(threading.Thread):
             logger.exception("the folder goes on after an unexpected error")
 
 
-def fold_rest(using: str) -> bool:
-    """For a worker that has nothing else to do. Answers whether there was something, for that may have sent more."""
+def fold_rest(using: str, domains: Iterable[str]) -> bool:
+    """For a worker that has nothing else to do: fold what was counted in batches of its domains.
+
+    Answers whether something has changed, for a batch that has completed may have sent more. What cannot be folded is
+    left to others: somebody has locked it.
+    """
+    unfolded = BatchDelta.objects.using(using).batches_in(domains)
     try:
-        if not BatchDelta.objects.using(using).exists():
+        batches = set(unfolded)
+        if not batches:
             return False
         for _ in range(TRIES_AT_END):
             fold_batches(using)
-            if not BatchDelta.objects.using(using).exists():
-                break
-            time.sleep(0.05)  # somebody else is folding, or has locked a batch
-    except (DatabaseError, InterfaceError) as error:
+            if set(unfolded.all()) != batches:
+                return True
+            time.sleep(PAUSE_AT_END)  # somebody else is folding
+        log(logging.WARNING, "fold.postponed", database=using, batches=len(batches))
+    except (OperationalError, InterfaceError) as error:
         log(logging.WARNING, "fold.postponed", database=using, error=str(error).strip())
         connections[using].close()
-    return True
+        time.sleep(FOLD_SECONDS)
+        return True
+    return False

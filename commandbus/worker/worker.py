@@ -201,7 +201,7 @@ class Worker:
         if self._is_folded:
             self.stop(Ending.EMPTY)
             return
-        rest = [fold_rest(using) for using in self._aliases()]
+        rest = [fold_rest(using, self._domains_on(using)) for using in self._aliases()]
         self._is_folded = not any(rest)
 
     def _sleep(self, seconds: float) -> None:

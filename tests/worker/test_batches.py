@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -103,9 +104,9 @@ def test_until_empty_looks_once_more_after_the_last_fold(monkeypatch: pytest.Mon
     with psycopg.connect(**libpq_parameters()) as other:
         other.execute("SELECT commandbus.fold_batches()")
 
-        def commit_and_fold(using: str) -> bool:
+        def commit_and_fold(using: str, domains: Iterable[str]) -> bool:
             other.commit()
-            return folder.fold_rest(using)
+            return folder.fold_rest(using, domains)
 
         monkeypatch.setattr("commandbus.worker.worker.fold_rest", commit_and_fold)
         with running_worker(until_empty=True) as worker:
@@ -193,11 +194,31 @@ def test_all_processes_are_killed_around_the_fold_that_completes(point: str, tmp
 
 
 def test_what_cannot_be_looked_at_may_have_something_to_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not folder.fold_rest("default")
+    assert not folder.fold_rest("default", ["orders"])
 
     def away(using: str) -> int:
         raise OperationalError("away")
 
     create((1, "SendMail", {}))
     monkeypatch.setattr(folder, "fold_batches", away)
-    assert folder.fold_rest("default")
+    assert folder.fold_rest("default", ["orders"])
+
+
+def test_until_empty_does_not_wait_for_the_batches_of_other_domains() -> None:
+    theirs = create_batch("sales", some(1))
+    with psycopg.connect(**libpq_parameters()) as other:
+        other.execute("SELECT FROM command_bus_batch WHERE batch_id = %s FOR UPDATE", [theirs])
+        with running_worker(until_empty=True) as worker:
+            wait_until(worker._stopping.is_set)
+
+
+def test_until_empty_leaves_a_batch_that_somebody_has_locked_to_others(caplog: pytest.LogCaptureFixture) -> None:
+    locked, _ = create((1, "SendMail", {}))
+    _, callback = create((1, "SendMail", {}))
+    with psycopg.connect(**libpq_parameters()) as other:
+        other.execute("SELECT FROM command_bus_batch WHERE batch_id = %s FOR UPDATE", [locked])
+        with running_worker(until_empty=True) as worker:
+            wait_until(worker._stopping.is_set)
+    assert status(callback) == "COMPLETED"
+    assert "fold.postponed" in caplog.text
+    assert not batch(locked).is_complete
