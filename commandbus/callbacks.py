@@ -27,7 +27,7 @@ BatchCallback = Callable[[BatchMetadata], Awaitable[None] | None]
 logger = logging.getLogger(__name__)
 
 
-_waiting: dict[tuple[str, UUID], BatchCallback] = {}
+_waiting: dict[tuple[str, UUID], list[BatchCallback]] = {}
 """By database and batch."""
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
@@ -36,10 +36,17 @@ _thread: threading.Thread | None = None
 def call_when_complete(using: str, batch_id: UUID, function: BatchCallback) -> None:
     global _thread
     with _lock:
-        _waiting[using, batch_id] = function
+        functions = _waiting.setdefault((using, batch_id), [])
+        if function not in functions:  # whoever opens a batch again says the same again
+            functions.append(function)
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="commandbus-callbacks", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_run, name="commandbus-callbacks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the batch is committed: no error may say otherwise
+                logger.exception("no thread could be started for the function of batch %s; the next may", batch_id)
+            else:
+                _thread = thread
 
 
 def forget_all() -> None:
@@ -72,7 +79,7 @@ def _goes_on() -> bool:
 def run_once() -> int:
     """Call the functions of the batches that have completed. Answers how many that were."""
     with _lock:
-        waiting = dict(_waiting)
+        waiting = list(_waiting)
     called = 0
     for using in {using for using, _ in waiting}:
         mine = [batch_id for alias, batch_id in waiting if alias == using]
@@ -85,17 +92,17 @@ def run_once() -> int:
             connections[using].close()
             continue
         for batch in batches:
-            if batch.is_complete and _take(using, batch.batch_id):
-                _call(waiting[using, batch.batch_id], batch)
+            for function in _take(using, batch.batch_id) if batch.is_complete else ():
+                _call(function, batch)
                 called += 1
         for batch_id in set(mine) - {batch.batch_id for batch in batches}:
             _take(using, batch_id)  # it was pruned
     return called
 
 
-def _take(using: str, batch_id: UUID) -> bool:
+def _take(using: str, batch_id: UUID) -> list[BatchCallback]:
     with _lock:
-        return _waiting.pop((using, batch_id), None) is not None
+        return _waiting.pop((using, batch_id), [])
 
 
 def _call(function: BatchCallback, batch: BatchMetadata) -> None:

@@ -13,6 +13,7 @@ from django.db import OperationalError, transaction
 
 from commandbus import (
     BatchMetadata,
+    InvalidCommandError,
     callbacks,
     open_batch,
     seal_batch,
@@ -22,6 +23,7 @@ from tests.batches.helpers import (
     batch,
     finish,
     make,
+    on_complete,
     receive,
 )
 from tests.helpers import PATIENCE, environment, wait_until
@@ -138,6 +140,53 @@ def test_the_thread_goes_on_after_an_error_that_nobody_thought_of(monkeypatch: p
     finish(receive())
     assert heard.wait(PATIENCE)
     assert failed.is_set()
+
+
+def test_all_functions_of_a_batch_are_called_and_the_same_once() -> None:
+    heard: list[str] = []
+
+    def hear(batch: BatchMetadata) -> None:
+        heard.append("first")
+
+    batch_id = uuid7()
+    for function in (hear, hear, lambda batch: heard.append("second")):
+        open_batch("orders", batch_id=batch_id, on_complete=function)
+    seal_batch("orders", batch_id)
+    wait_until(lambda: callbacks._thread is None)
+    assert sorted(heard) == ["first", "second"]
+
+
+def test_a_thread_that_cannot_be_started_is_no_error_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[UUID] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = make(1, on_complete=lambda batch: heard.append(batch.batch_id))
+    assert f"no thread could be started for the function of batch {first}" in caplog.text
+    second = make(1, on_complete=lambda batch: heard.append(batch.batch_id))
+    finish(receive())
+    wait_until(lambda: callbacks._thread is None)
+    assert set(heard) == {first, second}
+
+
+def test_a_function_needs_a_commit_that_django_knows_of() -> None:
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(InvalidCommandError, match="while autocommit is off on database 'default'"):
+            make(1, on_complete=lambda batch: None)
+        with pytest.raises(InvalidCommandError, match=r"or create the batch in transaction\.atomic\(\)"):
+            open_batch("orders", on_complete=lambda batch: None)
+        make(1, on_complete=on_complete())
+        with transaction.atomic():
+            make(1, on_complete=lambda batch: None)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
 
 
 def test_opening_a_batch_that_has_completed_calls_no_function() -> None:
