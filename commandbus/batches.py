@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from commandbus import install
@@ -62,6 +62,7 @@ def create_batch(
     in its data; or a function, called with the BatchMetadata, if this process still lives then.
     """
     using = database_for_sending(domain, outside_transaction=outside_transaction)
+    _require_known_commit(using, on_complete)
     batch_id = uuid7()
     with transaction.atomic(using=using):
         _open(domain, using, batch_id, name, custom_data, None, on_complete)
@@ -92,6 +93,7 @@ def open_batch(
     if total is not None and (isinstance(total, bool) or not isinstance(total, int) or not 0 <= total < 2**31):
         raise InvalidCommandError(f"total must be a number of commands, 0 or more, not {total!r:.100}")
     using = database_for_sending(domain, outside_transaction=outside_transaction)
+    _require_known_commit(using, on_complete)
     batch_id = uuid7() if batch_id is None else uuid_of(batch_id, "batch_id")
     with transaction.atomic(using=using):
         _open(domain, using, batch_id, name, custom_data, total, on_complete)
@@ -178,12 +180,16 @@ async def await_for_batch(domain: str, batch_id: UUID, timeout: float) -> BatchM
 
 
 def repair_batches(
-    domain: str | None = None, *, progress: Callable[[int, int], None] | None = None
+    domain: str | None = None,
+    *,
+    operator: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[BatchRepair]:
     """Count the commands of all batches that are not complete, and correct what differs; answer what that was.
 
-    Also tries again to send on_complete commands that could not be sent; what still cannot is in the answer, with the
-    reason as before. Of one domain, or of all. Nobody has to stop for it.
+    Also sends on_complete commands that could not be sent, under a new id if theirs was taken; what still cannot is in
+    the answer, with the reason as before. Of one domain, or of all. Nobody has to stop for it. A batch that PostgreSQL
+    cannot repair stops it only if the connection is lost; its error is in the answer.
     """
     domains = install.domains() if domain is None else [domain]
     places = [
@@ -191,15 +197,31 @@ def repair_batches(
         for name, using in [(name, database_of(name)) for name in domains]
         for batch_id in Batch.objects.using(using).in_need_of_repair(name).values_list("batch_id", flat=True)
     ]
+    by = None if operator is None else storable(operator)
     repairs: list[BatchRepair] = []
     for number, (name, using, batch_id) in enumerate(places, start=1):
-        with suppress(UnknownBatchError), transaction.atomic(using=using):  # it was pruned meanwhile
-            repairs += PostgresTransitions(using).repair_batch(name, batch_id)
+        try:
+            with suppress(UnknownBatchError), transaction.atomic(using=using):  # it was pruned meanwhile
+                repairs += PostgresTransitions(using).repair_batch(name, batch_id, by)
+        except DatabaseError as error:
+            if not connections[using].is_usable():
+                raise
+            repairs.append(BatchRepair(batch_id, "error", None, str(error).strip()))
         if progress is not None:
             progress(number, len(places))
     for using in sorted({using for _, using, _ in places}):
         fold_after_commit(using)
     return repairs
+
+
+def _require_known_commit(using: str, on_complete: object) -> None:
+    """A function is called after a commit. Where transactions are managed by hand, Django does not know of any."""
+    is_function = on_complete is not None and not isinstance(on_complete, NewCommand)
+    if is_function and not transaction.get_autocommit(using) and not connections[using].in_atomic_block:
+        raise InvalidCommandError(
+            f"on_complete cannot be a function while autocommit is off on database {using!r}, because nobody would "
+            f"learn of the commit; give a BatchCommand, or create the batch in transaction.atomic()"
+        )
 
 
 def _open(
@@ -224,7 +246,8 @@ def _open(
     if on_complete is None or isinstance(on_complete, NewCommand):
         return
     if is_new or not require_batch(domain, batch_id).is_complete:
-        transaction.on_commit(partial(call_when_complete, using, batch_id, on_complete), using=using)
+        hook = partial(call_when_complete, using, batch_id, on_complete)
+        transaction.on_commit(hook, using=using, robust=True)
 
 
 def _send_all(domain: str, using: str, batch_id: UUID, commands: Iterable[BatchCommand], *, only_new: bool) -> int:
@@ -291,22 +314,24 @@ class _BatchWait(Wait[BatchMetadata, BatchMetadata]):
         """If we may: who can only read waits for others to do it."""
         started_at = time.monotonic()
         with suppress(DatabaseError):
-            fold_on(connection)
+            fold_on(connection, most_calls=1)
         self._next_fold = time.monotonic() + 4 * (time.monotonic() - started_at)
 
     def result(self, state: BatchMetadata) -> BatchMetadata | None:
         return state if state.is_complete else None
 
     def is_hidden(self, inside: BatchMetadata, outside: BatchMetadata) -> bool:
-        return outside.is_open and not inside.is_open
+        if inside.is_open != outside.is_open or inside.canceled_at != outside.canceled_at:
+            return True
+        return inside.ended_count > outside.ended_count
 
     def gone(self) -> Exception:
         return UnknownBatchError(f"batch {self.batch_id} was pruned meanwhile")
 
     def uncommitted(self, alias: str) -> Exception:
         return UncommittedBatchError(
-            f"nobody can see that batch {self.batch_id} was created or sealed before the transaction on database "
-            f"{alias!r} commits, so it cannot complete; wait for it after the atomic block"
+            f"nobody can see what became of batch {self.batch_id} before the transaction on database {alias!r} "
+            f"commits, so it cannot complete; wait for it after the atomic block"
         )
 
     def late(self, state: BatchMetadata) -> Exception:

@@ -79,6 +79,7 @@ class AuditEvent(enum.StrEnum):
     BATCH_STARTED = "BATCH_STARTED"
     BATCH_COMPLETED = "BATCH_COMPLETED"
     BATCH_CANCELED = "BATCH_CANCELED"
+    BATCH_REPAIRED = "BATCH_REPAIRED"
 
 
 class Reason(enum.StrEnum):
@@ -171,6 +172,7 @@ class BatchRepair(NamedTuple):
 
     batch_id: UUID
     what: str
+    """The name of what was corrected; "error" if the batch could not be repaired."""
     before: str | None
     after: str | None
 

@@ -373,8 +373,10 @@ class PostgresTransitions:
         [(is_new,)] = self._call("SELECT commandbus.cancel_batch(%s, %s, %s, %s)", [domain, batch_id, reason, operator])
         return bool(is_new)
 
-    def repair_batch(self, domain: str, batch_id: UUID) -> list[BatchRepair]:
-        rows = self._call("SELECT what, before, after FROM commandbus.repair_batch(%s, %s)", [domain, batch_id])
+    def repair_batch(self, domain: str, batch_id: UUID, operator: str | None = None) -> list[BatchRepair]:
+        rows = self._call(
+            "SELECT what, before, after FROM commandbus.repair_batch(%s, %s, %s)", [domain, batch_id, operator]
+        )
         return [BatchRepair(batch_id, *row) for row in rows]
 
     def prune_batches(self, domain: str, before: datetime, qty: int) -> int:

@@ -109,7 +109,8 @@ ACTIONS = {
             permission="cancel_batch",
             label="Cancel",
             explanation="The batch takes no more commands, and those that wait for a worker end as canceled, for ever. "
-            "Whoever sent them gets the replies. What runs goes on.",
+            "Whoever sent them gets the replies. What runs goes on, and what fails is tried again: cancel once "
+            "more to end that.",
             run=_cancel,
             is_dangerous=True,
         ),

@@ -36,6 +36,8 @@ def cancel_batch(
 ) -> ActionResult:
     """Seal a batch and cancel those of its commands that wait for a worker. What runs goes on.
 
+    What runs and fails waits to be tried again, as always: cancel the batch once more to end that too.
+
     With `troubleshooting` also those in the Troubleshooting Queue; else they wait for an operator, and the batch with
     them. If it is interrupted, call it again: it goes on where it was. `at_most`: only so many now.
     """

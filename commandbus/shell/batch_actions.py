@@ -72,7 +72,7 @@ def cancel(job: BatchJob, out: OutputWrapper, err: OutputWrapper, *, troubleshoo
 
 def _tell_what_is_left(batch: BatchMetadata, out: OutputWrapper) -> None:
     running, troubled = batch.waiting_count, batch.in_troubleshooting_count
-    left = [f"{number(running)} that {'runs' if running == 1 else 'run'}"] if running else []
+    left = [f"{number(running)} that {'runs' if running == 1 else 'run'}, and may be tried again"] if running else []
     left += [f"{number(troubled)} in troubleshooting"] if troubled else []
     if left:
         out.write(f"left: {', '.join(left)}")
@@ -113,8 +113,10 @@ def seal(job: BatchJob, out: OutputWrapper, *, allow_incomplete: bool = False) -
         out.write(f"it was sealed before, at {ago(before.sealed_at)}")
 
 
-def repair(domain: str | None, out: OutputWrapper, err: OutputWrapper, *, silent: bool = False) -> int:
-    """All batches of a domain, or of all domains; answers the exit code."""
+def repair(
+    domain: str | None, out: OutputWrapper, err: OutputWrapper, *, operator: str | None = None, silent: bool = False
+) -> int:
+    """All batches of a domain, or of all domains; answers the exit code: 1 if one could not be repaired."""
     progress = Progress(err, "batch", None, silent=silent)
     looked_at = total = 0
 
@@ -127,7 +129,7 @@ def repair(domain: str | None, out: OutputWrapper, err: OutputWrapper, *, silent
 
     try:
         with held_back() as is_interrupted:
-            repairs = repair_batches(domain, progress=show)
+            repairs = repair_batches(domain, operator=operator, progress=show)
     except CommandBusError:
         progress.clear()
         raise
@@ -142,4 +144,4 @@ def repair(domain: str | None, out: OutputWrapper, err: OutputWrapper, *, silent
         cells = [(str(one.batch_id), one.what, plain(one.before or "-"), plain(one.after or "-")) for one in repairs]
         text = table(("BATCH", "WHAT", "BEFORE", "AFTER"), cells) if cells else ["nothing had to be corrected"]
         out.write("\n".join(text))
-    return 0
+    return int(any(one.what == "error" for one in repairs))

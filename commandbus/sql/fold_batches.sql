@@ -1,6 +1,6 @@
 -- Adds up what was counted (batch_counts.sql) in the rows of the batches, and completes those whose commands have all
 -- ended: status, audit, and the on_complete command, in one transaction, which is the only one that can. `completed` has
--- these, as an array of JSON objects.
+-- these, as an array of JSON objects; `postponed` those that could not be completed now, and why.
 --
 -- One call takes up to `at_most` batches and `most_deltas` counts, from the batch `after` on; `next_after` says where the
 -- next call goes on, and is null when that was all. Each call is best a transaction of its own.
@@ -13,7 +13,8 @@ CREATE OR REPLACE FUNCTION commandbus.fold_batches(
     at_most integer DEFAULT 200,
     most_deltas integer DEFAULT 20000,
     OUT completed jsonb,
-    OUT next_after uuid
+    OUT next_after uuid,
+    OUT postponed jsonb
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -33,6 +34,7 @@ DECLARE
 BEGIN
     PERFORM commandbus.require_read_committed();
     completed := '[]';
+    postponed := '[]';
     WHILE cardinality(_found) < fold_batches.at_most LOOP
         SELECT d.batch_id INTO _next
         FROM public.command_bus_batch_delta d
@@ -119,12 +121,16 @@ BEGIN
                 RAISE lock_not_available;  -- one wait is enough for one call
             END IF;
             _batch.callback_error := commandbus.call_back(_batch);
-        EXCEPTION
-            -- Somebody is just sending a command with the id of this one; or it is for somebody else who may send it.
-            WHEN lock_not_available OR deadlock_detected OR insufficient_privilege THEN
-                _somebody_sends := _somebody_sends OR SQLSTATE <> '42501';
-                INSERT INTO public.command_bus_batch_delta (batch_id, at) VALUES (_batch.batch_id, _batch.updated_at);
-                CONTINUE;
+        EXCEPTION WHEN OTHERS THEN
+            -- The next fold tries again. The other batches do not wait for this one.
+            INSERT INTO public.command_bus_batch_delta (batch_id, at) VALUES (_batch.batch_id, _batch.updated_at);
+            IF SQLSTATE IN ('55P03', '40P01') THEN  -- somebody is just sending a command with the id of this one
+                _somebody_sends := true;
+            ELSIF SQLSTATE <> '42501' THEN  -- (that: it is for somebody else who may send it)
+                postponed := postponed || jsonb_build_object(
+                    'domain', _batch.domain, 'batch_id', _batch.batch_id, 'error', SQLERRM);
+            END IF;
+            CONTINUE;
         END;
         UPDATE public.command_bus_batch b
         SET status = _batch.status,

@@ -93,16 +93,7 @@ BEGIN
         WHEN octet_length(_data::text) + 300 > (domain).max_payload_bytes
         THEN format('with the summary of the batch, its data take more than the %s bytes that the domain allows',
                     (domain).max_payload_bytes)
-        WHEN EXISTS (SELECT FROM public.command_bus_command c
-                     WHERE c.domain = (batch).domain AND c.command_id = (_command ->> 'command_id')::uuid)
-             OR EXISTS (SELECT FROM public.command_bus_tombstone t
-                        WHERE t.domain = (batch).domain AND t.command_id = (_command ->> 'command_id')::uuid)
-             OR (domain).unique_globally AND (
-                 EXISTS (SELECT FROM public.command_bus_command c
-                         WHERE c.unique_globally AND c.command_id = (_command ->> 'command_id')::uuid)
-                 OR EXISTS (SELECT FROM public.command_bus_tombstone t
-                            WHERE t.unique_globally AND t.command_id = (_command ->> 'command_id')::uuid))
-        THEN format('its id %s was sent before', _command ->> 'command_id')
+        WHEN commandbus.was_sent(domain, (_command ->> 'command_id')::uuid) THEN format('its id %s was sent before', _command ->> 'command_id')
         WHEN _command ->> 'reply_to' NOT IN (SELECT q.queue_name FROM pgmq.list_queues() AS q)
              OR _command ->> 'reply_to' ~ '__(commands|events|events_dlq)$'
         THEN format('there is no reply queue %L', _command ->> 'reply_to')
@@ -114,6 +105,24 @@ BEGIN
             HINT = 'Give it a new id, a type, and a JSON object that is small enough';
     END IF;
 END;
+$function$;
+
+-- Whether a new command of this domain cannot have this id any more.
+CREATE OR REPLACE FUNCTION commandbus.was_sent(domain public.command_bus_domain, command_id uuid)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT EXISTS (SELECT FROM public.command_bus_command c
+                   WHERE c.domain = (was_sent.domain).name AND c.command_id = was_sent.command_id)
+        OR EXISTS (SELECT FROM public.command_bus_tombstone t
+                   WHERE t.domain = (was_sent.domain).name AND t.command_id = was_sent.command_id)
+        OR (was_sent.domain).unique_globally AND (
+            EXISTS (SELECT FROM public.command_bus_command c
+                    WHERE c.unique_globally AND c.command_id = was_sent.command_id)
+            OR EXISTS (SELECT FROM public.command_bus_tombstone t
+                       WHERE t.unique_globally AND t.command_id = was_sent.command_id))
 $function$;
 
 -- What the on_complete command is told of its batch.

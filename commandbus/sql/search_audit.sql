@@ -58,7 +58,7 @@ BEGIN
         _condition := 'a.event_type NOT IN (''SENT'', ''RECEIVED'', ''COMPLETED'')';
         _keys := CASE WHEN search_audit.event_type IS NOT NULL THEN ARRAY[search_audit.event_type] ELSE ARRAY[
             'CANCELED', 'OPERATOR_RETRY', 'OPERATOR_CANCEL', 'OPERATOR_COMPLETE', 'OPERATOR_EDIT', 'DOMAIN_PAUSED',
-            'DOMAIN_RESUMED', 'NODE_STOP_REQUESTED', 'BATCH_SEALED', 'BATCH_CANCELED'] END;
+            'DOMAIN_RESUMED', 'NODE_STOP_REQUESTED', 'BATCH_SEALED', 'BATCH_CANCELED', 'BATCH_REPAIRED'] END;
     END IF;
     _share := CASE WHEN cardinality(_keys) = 1 THEN search_audit.look_through
                    ELSE 2 * search_audit.look_through / cardinality(_keys) END;

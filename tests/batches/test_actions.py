@@ -25,6 +25,7 @@ from commandbus import (
 )
 from commandbus.messages import Status
 from commandbus.models import Audit, Batch, Command, Tombstone
+from commandbus.pgmq import PgmqClient
 from tests.batches.helpers import BUS, batch, counts, events, fail, finish, fold_batches, folded, make, receive, recount
 from tests.helpers import BOTH, replies, rows_read
 
@@ -155,22 +156,56 @@ def test_repair_completes_a_batch_whose_counts_were_lost() -> None:
 
 
 def test_repair_sends_a_command_that_could_not_be_sent() -> None:
-    taken = uuid4()
-    batch_id = make(1, on_complete=BatchCommand("SendMail", taken, {}))
+    client = PgmqClient()
+    client.create_queue("passing")
+    callback = BatchCommand("SendMail", uuid4(), {}, "passing")
+    batch_id = make(1, on_complete=callback)
     finish(receive())
-    send_command("orders", "PlaceOrder", taken, {})
+    client.drop_queue("passing")
     assert folded(batch_id).callback_error
     [repair] = repair_batches("orders")
     assert (repair.what, repair.before) == ("callback_error", repair.after)  # it still cannot be sent
-    [blocking] = receive()
-    finish([blocking])
-    Command.objects.filter(command_id=taken).delete()
+    assert "BATCH_REPAIRED" not in events(batch_id)
+    client.create_queue("passing")
     [repair] = repair_batches("orders")
     assert (repair.what, repair.after) == ("callback_error", None)
     assert batch(batch_id).callback_error is None
     assert batch(batch_id).callback_sent_at is not None
-    assert [one.command.command_id for one in receive()] == [taken]
+    assert [one.command.command_id for one in receive()] == [callback.command_id]
     assert repair_batches("orders") == []
+    assert events(batch_id)[-1] == "BATCH_REPAIRED"
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_repair_sends_a_command_whose_id_was_taken_under_a_new_one(is_pruned: bool) -> None:
+    taken = uuid4()
+    batch_id = make(1, on_complete=BatchCommand("SendMail", taken, {"to": "me"}))
+    finish(receive())
+    send_command("orders", "PlaceOrder", taken, {})
+    assert folded(batch_id).callback_error
+    finish(receive())
+    if is_pruned:
+        grow_old()
+        BUS.prune_commands("orders", datetime.now(UTC) - AGE / 2, 100)
+    new_id, sent = repair_batches("orders")
+    assert (sent.what, sent.after) == ("callback_error", None)
+    assert (new_id.what, new_id.before) == ("on_complete", str(taken))
+    [called] = receive()
+    assert (str(called.command.command_id), called.command.data["to"]) == (new_id.after, "me")
+    now = batch(batch_id)
+    assert now.on_complete is not None
+    assert (now.callback_error, now.on_complete["command_id"]) == (None, new_id.after)
+    assert repair_batches("orders") == []
+
+
+def test_a_repair_of_the_counts_is_in_the_audit() -> None:
+    batch_id = make(2)
+    folded(batch_id)
+    Batch.objects.filter(batch_id=batch_id).update(total_count=9)
+    repair_batches("orders", operator="kim")
+    [event] = Audit.objects.filter(event_type="BATCH_REPAIRED")
+    change = {"what": "total_count", "before": 9, "after": 2}
+    assert (event.batch_id, event.details_json) == (batch_id, {"operator": "kim", "changes": [change]})
 
 
 def test_a_batch_that_is_pruned_meanwhile_stops_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,27 @@ def test_who_is_just_sending_the_same_id_holds_up_only_that_batch() -> None:
     assert events(batch_id).count("BATCH_COMPLETED") == 1
 
 
+def test_a_batch_that_postgresql_cannot_complete_holds_up_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = make(1, on_complete=on_complete()), make(1)
+    finish(receive())
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            CREATE FUNCTION break_down() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE 'a page is broken' USING ERRCODE = 'XX001'; END$$;
+            CREATE TRIGGER break_down BEFORE INSERT ON pgmq.q_orders__commands EXECUTE FUNCTION break_down()
+            """
+        )
+        try:
+            assert fold_batches() == 1
+            assert (batch(bad).is_complete, batch(good).is_complete) == (False, True)
+            assert f"batch.postponed domain=orders batch_id={bad} error=a page is broken" in caplog.text
+        finally:
+            cursor.execute("DROP FUNCTION break_down CASCADE")
+    assert folded(bad).callback_sent_at is not None
+    assert counts(bad) == (1, 1, 0, 0, 0)
+
+
 def test_without_autocommit_nothing_is_folded_in_the_callers_transaction() -> None:
     batch_id = open_batch("orders")
     transaction.set_autocommit(False)

@@ -18,11 +18,13 @@ from commandbus import (
     UnknownBatchError,
     aseal_batch,
     await_for_batch,
+    cancel_batch,
     open_batch,
     seal_batch,
     uuid7,
     wait_for_batch,
 )
+from commandbus.models import BatchDelta
 from tests.batches.helpers import (
     batch,
     finish,
@@ -88,6 +90,38 @@ def test_waiting_in_the_transaction_that_sealed_the_batch_is_an_error() -> None:
         seal_batch("orders", batch_id)
         with pytest.raises(UncommittedBatchError, match="after the atomic block"):
             wait_for_batch("orders", batch_id, PATIENCE)
+
+
+def test_waiting_in_the_transaction_that_canceled_the_batch_is_an_error() -> None:
+    batch_id = make(2)
+    with transaction.atomic():
+        cancel_batch("orders", batch_id, "no use")
+        with pytest.raises(UncommittedBatchError, match="after the atomic block"):
+            wait_for_batch("orders", batch_id, PATIENCE)
+
+
+def test_waiting_in_the_transaction_that_ended_the_last_command_is_an_error() -> None:
+    batch_id = make(1)
+    with transaction.atomic():
+        finish(receive())
+        with pytest.raises(UncommittedBatchError, match="after the atomic block"):
+            wait_for_batch("orders", batch_id, PATIENCE)
+
+
+def test_who_waits_folds_a_part_of_what_others_have_counted() -> None:
+    batch_id = make(1)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO command_bus_batch_delta (batch_id, at)"
+            " SELECT '00000000-0000-7000-8000-000000000001', now() FROM generate_series(1, 40001)"
+        )
+        cursor.execute(
+            "INSERT INTO command_bus_batch (batch_id, domain, status)"
+            " VALUES ('00000000-0000-7000-8000-000000000001', 'orders', 'PENDING')"
+        )
+    with pytest.raises(BatchTimeoutError):
+        wait_for_batch("orders", batch_id, 0)
+    assert BatchDelta.objects.exclude(batch_id=batch_id).count() == 20001
 
 
 def test_who_cannot_fold_can_wait_all_the_same() -> None:

@@ -13,7 +13,7 @@ from commandbus import open_batch
 from commandbus.models import Audit, Batch, Command
 from commandbus.ops import troubleshooting as ops_troubleshooting
 from commandbus.transitions import PostgresTransitions
-from tests.batches.helpers import BUS, batch, counts, events, fail, finish, folded, make, receive, some
+from tests.batches.helpers import BUS, batch, counts, events, fail, finish, folded, make, on_complete, receive, some
 from tests.helpers import BOTH, reload, status
 from tests.shell.helpers import Ran, Terminal, run, type_in
 
@@ -56,10 +56,13 @@ def test_what_runs_or_is_in_trouble_is_left_and_told() -> None:
     running, other = receive(2)
     fail([other])
     ran = act("cancel", "orders", batch_id, "--reason", "over", "--yes")
-    assert (ran.code, ran.lines) == (0, ["done 2, refused 0", "left: 1 that runs, 1 in troubleshooting"])
+    assert (ran.code, ran.lines) == (
+        0,
+        ["done 2, refused 0", "left: 1 that runs, and may be tried again, 1 in troubleshooting"],
+    )
     assert counts(batch_id) == (4, 0, 0, 2, 1)
     ran = act("cancel", "orders", batch_id, "--reason", "over", "--yes", "--troubleshooting")
-    assert (ran.code, ran.lines) == (0, ["done 1, refused 0", "left: 1 that runs"])
+    assert (ran.code, ran.lines) == (0, ["done 1, refused 0", "left: 1 that runs, and may be tried again"])
     finish([running])
     assert folded(batch_id).is_complete
 
@@ -187,7 +190,7 @@ def test_a_command_that_a_worker_takes_meanwhile_is_refused_and_named(monkeypatc
 
     monkeypatch.setattr(PostgresTransitions, "cancel", late)
     ran = act("cancel", "orders", batch_id, "--reason", "x", "--yes")
-    assert (ran.code, ran.lines) == (1, ["done 1, refused 1", "left: 1 that runs"])
+    assert (ran.code, ran.lines) == (1, ["done 1, refused 1", "left: 1 that runs, and may be tried again"])
     running = Command.objects.get(status="IN_PROGRESS")
     assert f"{running.command_id}: " in ran.err
 
@@ -278,6 +281,28 @@ def test_a_repair_of_nothing_and_a_silent_one() -> None:
     assert counts(batch_id) == (1, 0, 0, 0, 0)
 
 
+def test_a_batch_that_cannot_be_repaired_is_told() -> None:
+    wrong, broken = make(1), make(1, on_complete=on_complete())
+    finish(receive(2))
+    folded(broken)
+    Batch.objects.filter(batch_id=broken).update(callback_error="?", on_complete={"command_id": "none"})
+    make(1)
+    Batch.objects.filter(batch_id=wrong).update(callback_error="?")
+    ran = act("repair", "orders")
+    assert ran.code == 1
+    found = {row.split()[0]: row.split("  ")[1].strip() for row in ran.lines[1:]}
+    assert found == {str(wrong): "callback_error", str(broken): "error"}
+    assert 'invalid input syntax for type uuid: "none"' in ran.out
+
+
+def test_who_repairs_is_in_the_audit() -> None:
+    batch_id = make(1)
+    Batch.objects.filter(batch_id=batch_id).update(failed_count=7)
+    act("repair", "orders", "--operator", "alice")
+    change = {"what": "failed_count", "before": 7, "after": 0}
+    assert details(batch_id, "BATCH_REPAIRED") == {"operator": "alice", "changes": [change]}
+
+
 def test_a_command_in_the_end_that_is_sent_by_a_repair_is_told() -> None:
     batch_id = make(1)
     finish(receive())
@@ -316,13 +341,14 @@ def test_whatever_stops_a_repair_what_it_did_stays(
     real: Callable[..., Any] = PostgresTransitions.repair_batch
     calls: list[UUID] = []
 
-    def stop(self: PostgresTransitions, domain: str, batch_id: UUID) -> Any:
+    def stop(self: PostgresTransitions, domain: str, batch_id: UUID, operator: str | None) -> Any:
         calls.append(batch_id)
         if len(calls) == 2:
             what()
-        return real(self, domain, batch_id)
+        return real(self, domain, batch_id, operator)
 
     monkeypatch.setattr(PostgresTransitions, "repair_batch", stop)
+    monkeypatch.setattr("django.db.backends.postgresql.base.DatabaseWrapper.is_usable", lambda self: False)
     ran = act("repair", "orders")
     assert (ran.code, ran.out) == (code, "")
     assert f"{words} were looked at, and what was corrected stays" in ran.err

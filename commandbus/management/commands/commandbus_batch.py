@@ -58,6 +58,7 @@ class Command(BaseCommand):
 
         repairing = action("repair", "count the commands of batches that are not complete, and correct what differs")
         repairing.add_argument("domain", nargs="?", help="(all)")
+        arguments.add_operator(repairing)
 
     def handle(self, *args: Any, **options: Any) -> None:
         with arguments.plain_errors():
@@ -84,7 +85,8 @@ class Command(BaseCommand):
         elif action == "seal":
             batch_actions.seal(_job(options), self.stdout, allow_incomplete=options["allow_incomplete"])
         else:
-            return batch_actions.repair(domain, self.stdout, self.stderr, silent=silent)
+            by = options["operator"]
+            return batch_actions.repair(domain, self.stdout, self.stderr, operator=by, silent=silent)
         return 0
 
 
