@@ -253,9 +253,8 @@ def test_the_pace_is_that_of_the_last_looks(seen: list[tuple[float, int]], per_s
     assert pace.per_second == per_second
 
 
-@pytest.mark.django_db(transaction=True)
-def test_ctrl_c_ends_a_real_watch_without_a_traceback() -> None:
-    batch_id = make(1)
+def really_watch(batch_id: UUID) -> tuple[subprocess.Popen[str], str]:
+    """The process, and the first line that it has printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "django", "commandbus_batch", "watch", "orders", str(batch_id)],
         env=environment(PYTHONUNBUFFERED="1"),
@@ -264,7 +263,12 @@ def test_ctrl_c_ends_a_real_watch_without_a_traceback() -> None:
         text=True,
     )
     assert process.stderr is not None
-    first = process.stderr.readline()
+    return process, process.stderr.readline()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ctrl_c_ends_a_real_watch_without_a_traceback() -> None:
+    process, first = really_watch(make(1))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, ""), err
@@ -274,16 +278,7 @@ def test_ctrl_c_ends_a_real_watch_without_a_traceback() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_real_watch_ends_when_the_batch_does() -> None:
-    batch_id = make(2)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "django", "commandbus_batch", "watch", "orders", str(batch_id)],
-        env=environment(PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    process.stderr.readline()
+    process, _ = really_watch(make(2))
     finish(receive(), Status.FAILED)
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "COMPLETED_WITH_FAILURES: 2 commands, 2 failed\n"), err
