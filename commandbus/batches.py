@@ -321,9 +321,11 @@ class _BatchWait(Wait[BatchMetadata, BatchMetadata]):
         return state if state.is_complete else None
 
     def is_hidden(self, inside: BatchMetadata, outside: BatchMetadata) -> bool:
-        if inside.is_open != outside.is_open or inside.canceled_at != outside.canceled_at:
-            return True
-        return inside.ended_count > outside.ended_count
+        return (
+            (outside.is_open and not inside.is_open)
+            or (outside.canceled_at is None and inside.canceled_at is not None)
+            or inside.ended_count > outside.ended_count
+        )
 
     def gone(self) -> Exception:
         return UnknownBatchError(f"batch {self.batch_id} was pruned meanwhile")

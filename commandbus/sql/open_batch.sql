@@ -93,7 +93,8 @@ BEGIN
         WHEN octet_length(_data::text) + 300 > (domain).max_payload_bytes
         THEN format('with the summary of the batch, its data take more than the %s bytes that the domain allows',
                     (domain).max_payload_bytes)
-        WHEN commandbus.was_sent(domain, (_command ->> 'command_id')::uuid) THEN format('its id %s was sent before', _command ->> 'command_id')
+        WHEN commandbus.was_sent(domain, (_command ->> 'command_id')::uuid)
+        THEN format('its id %s was sent before', _command ->> 'command_id')
         WHEN _command ->> 'reply_to' NOT IN (SELECT q.queue_name FROM pgmq.list_queues() AS q)
              OR _command ->> 'reply_to' ~ '__(commands|events|events_dlq)$'
         THEN format('there is no reply queue %L', _command ->> 'reply_to')

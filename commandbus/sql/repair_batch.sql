@@ -28,7 +28,7 @@ BEGIN
     ELSIF _batch.callback_error IS NOT NULL THEN
         _changes := commandbus.call_back_again(_batch);
     END IF;
-    IF jsonb_path_exists(_changes, '$[*] ? (@.before != @.after)') THEN
+    IF _changes IS NOT NULL AND NOT _changes @? '$[*] ? (@.what == "callback_error" && @.after != null)' THEN
         INSERT INTO public.command_bus_audit (domain, batch_id, event_type, ts, details_json)
         VALUES (_batch.domain, _batch.batch_id, 'BATCH_REPAIRED', clock_timestamp(),
                 jsonb_build_object('changes', _changes)

@@ -24,6 +24,7 @@ from commandbus import (
     uuid7,
     wait_for_batch,
 )
+from commandbus.batches import _BatchWait
 from commandbus.models import BatchDelta
 from tests.batches.helpers import (
     batch,
@@ -106,6 +107,15 @@ def test_waiting_in_the_transaction_that_ended_the_last_command_is_an_error() ->
         finish(receive())
         with pytest.raises(UncommittedBatchError, match="after the atomic block"):
             wait_for_batch("orders", batch_id, PATIENCE)
+
+
+def test_what_others_do_between_two_looks_is_not_hidden() -> None:
+    batch_id = open_batch("orders")
+    waiting = _BatchWait("orders", batch_id, 1)
+    before = batch(batch_id)
+    cancel_batch("orders", batch_id, "no use")
+    assert not waiting.is_hidden(inside=before, outside=batch(batch_id))
+    assert waiting.is_hidden(inside=batch(batch_id), outside=before)
 
 
 def test_who_waits_folds_a_part_of_what_others_have_counted() -> None:
