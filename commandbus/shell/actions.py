@@ -15,8 +15,8 @@ from commandbus import ops
 from commandbus.shell.interrupt import held_back
 from commandbus.shell.progress import Progress
 from commandbus.shell.sending import INTERRUPTED
-from commandbus.shell.table import number, plain, plural
 from commandbus.shell.troubleshooting import rows
+from commandbus.text import number, plain, plural
 
 SHOWN = 10
 SHOWN_REFUSED = 20

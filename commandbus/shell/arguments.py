@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from commandbus.exceptions import CommandBusError, InvalidCommandError
 from commandbus.shell.lines import parsed
-from commandbus.shell.table import plain
+from commandbus.text import plain
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer

@@ -16,7 +16,8 @@ from commandbus.shell.actions import Job, Run, act, ask, run
 from commandbus.shell.interrupt import held_back
 from commandbus.shell.progress import Progress
 from commandbus.shell.sending import INTERRUPTED
-from commandbus.shell.table import ago, number, plain, plural, table
+from commandbus.shell.table import ago
+from commandbus.text import number, plain, plural, table
 
 
 @dataclass(frozen=True, kw_only=True)

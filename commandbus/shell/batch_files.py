@@ -25,7 +25,7 @@ from commandbus.shell.progress import Progress
 from commandbus.shell.recipe import Recipe
 from commandbus.shell.sending import INTERRUPTED
 from commandbus.shell.source import Source, format_of, reading
-from commandbus.shell.table import plain, plural
+from commandbus.text import plain, plural
 
 UUIDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

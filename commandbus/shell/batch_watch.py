@@ -14,9 +14,10 @@ from commandbus.batches import require_batch
 from commandbus.folding import fold_batches
 from commandbus.messages import BatchMetadata, BatchStatus
 from commandbus.shell.interrupt import held_back
-from commandbus.shell.progress import LiveLine, bar
+from commandbus.shell.progress import LiveLine
 from commandbus.shell.sending import INTERRUPTED
-from commandbus.shell.table import age, number, plain, plural
+from commandbus.shell.table import age
+from commandbus.text import bar, number, plain, plural
 
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 10.0

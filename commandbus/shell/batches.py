@@ -14,8 +14,9 @@ from commandbus.api import database_of
 from commandbus.batches import list_batch_commands, list_batches, require_batch
 from commandbus.messages import BatchMetadata, BatchStatus, Status
 from commandbus.models import Audit, Command
-from commandbus.shell.table import age, ago, json_text, moment, number, plain, shortened, table
+from commandbus.shell.table import age, ago, json_text, moment, shortened
 from commandbus.shell.troubleshooting import events, fields, history, rows
+from commandbus.text import number, plain, table
 
 NAME_WIDTH = 40
 SHOWN = 10

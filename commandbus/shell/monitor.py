@@ -11,8 +11,9 @@ from django.core.management.base import OutputWrapper
 from django.utils import timezone
 
 from commandbus import conf
-from commandbus.shell.table import age, number, plain, table
+from commandbus.shell.table import age
 from commandbus.status import DomainStatus, NodeStatus, Overview, overview
+from commandbus.text import number, plain, table
 
 CLEAR = "\033[H\033[2J"
 

@@ -8,9 +8,8 @@ import time
 
 from django.core.management.base import OutputWrapper
 
-from commandbus.shell.table import plural
+from commandbus.text import bar, plural
 
-WIDTH = 30
 REDRAW_SECONDS = 0.1
 
 
@@ -99,9 +98,3 @@ class Progress:
     def _counted(self) -> str:
         rate = self._count / max(self.seconds, 0.001)
         return f"{plural(self._count, self._noun)}, {rate:,.0f}/s"
-
-
-def bar(part: float) -> str:
-    part = min(part, 1.0)
-    full = int(part * WIDTH)
-    return f"[{'#' * full}{' ' * (WIDTH - full)}] {int(100 * part):3} %"

@@ -16,7 +16,7 @@ from commandbus.shell.lines import Format, Line, lines_of
 from commandbus.shell.progress import Progress
 from commandbus.shell.recipe import Recipe
 from commandbus.shell.source import Rejects, Source, format_of, reading
-from commandbus.shell.table import plain, plural, table
+from commandbus.text import plain, plural, table
 
 INTERRUPTED = 130
 

@@ -14,8 +14,9 @@ from django.utils import timezone
 from commandbus import api, ops
 from commandbus.messages import AuditEvent
 from commandbus.models import Audit, Command
-from commandbus.shell.table import age, ago, json_text, moment, number, plain, shortened, table
+from commandbus.shell.table import age, ago, json_text, moment, shortened
 from commandbus.status import AT_MOST
+from commandbus.text import number, plain, table
 
 MESSAGE_WIDTH = 50
 DETAILS_WIDTH = 100
