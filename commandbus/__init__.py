@@ -5,44 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from commandbus.exceptions import (
-    BatchRefusedError,
-    BatchTimeoutError,
-    BusinessRuleError,
-    CommandBusError,
-    CommandCanceled,
-    CommandRefusedError,
-    ConfigurationError,
-    DuplicateCommandError,
-    InvalidCommandError,
-    LeaseLostError,
-    PermanentCommandError,
-    ReplyTimeoutError,
-    TransactionMismatchError,
-    TransientCommandError,
-    UncommittedBatchError,
-    UncommittedCommandError,
-    UnknownBatchError,
-    UnknownCommandError,
-    UnknownDomainError,
-    UnknownQueueError,
-    UnsupportedIsolationLevelError,
-)
-from commandbus.ids import uuid7
-from commandbus.messages import (
-    BatchCommand,
-    BatchMetadata,
-    BatchRepair,
-    BatchStatus,
-    Command,
-    NewCommand,
-    Reply,
-    ReplyError,
-    ReplyOutcome,
-    Status,
-)
-from commandbus.policies import RetryPolicy
-
 if TYPE_CHECKING:
     from commandbus.api import (
         asend_command,
@@ -75,52 +37,138 @@ if TYPE_CHECKING:
         wait_for_batch,
     )
     from commandbus.bus import CommandBus
+    from commandbus.exceptions import (
+        BatchRefusedError,
+        BatchTimeoutError,
+        BusinessRuleError,
+        CommandBusError,
+        CommandCanceled,
+        CommandRefusedError,
+        ConfigurationError,
+        DuplicateCommandError,
+        InvalidCommandError,
+        LeaseLostError,
+        PermanentCommandError,
+        ReplyTimeoutError,
+        TransactionMismatchError,
+        TransientCommandError,
+        UncommittedBatchError,
+        UncommittedCommandError,
+        UnknownBatchError,
+        UnknownCommandError,
+        UnknownDomainError,
+        UnknownQueueError,
+        UnsupportedIsolationLevelError,
+    )
     from commandbus.handlers import command_handler, reply_handler
+    from commandbus.ids import uuid7
+    from commandbus.messages import (
+        BatchCommand,
+        BatchMetadata,
+        BatchRepair,
+        BatchStatus,
+        Command,
+        NewCommand,
+        Reply,
+        ReplyError,
+        ReplyOutcome,
+        Status,
+    )
     from commandbus.ops import cancel_batch, retry_batch
+    from commandbus.policies import RetryPolicy
     from commandbus.replies import asend_command_and_wait, await_for_reply, send_command_and_wait, wait_for_reply
     from commandbus.worker.context import Context
 
 __version__ = "0.1.0"
 
-# These need Django's settings or models, which are not ready when Django imports this package.
-_LATER = {
-    "CommandBus": "commandbus.bus",
-    "Context": "commandbus.worker.context",
-    "aadd_to_batch": "commandbus.batches",
-    "acreate_batch": "commandbus.batches",
-    "add_to_batch": "commandbus.batches",
-    "aget_batch": "commandbus.batches",
-    "alist_batch_commands": "commandbus.batches",
-    "alist_batches": "commandbus.batches",
-    "aopen_batch": "commandbus.batches",
-    "aseal_batch": "commandbus.batches",
-    "asend_command": "commandbus.api",
-    "asend_command_and_wait": "commandbus.replies",
-    "audit_trail": "commandbus.api",
-    "await_for_batch": "commandbus.batches",
-    "await_for_reply": "commandbus.replies",
-    "cancel_batch": "commandbus.ops",
-    "cancel_command": "commandbus.api",
-    "command_handler": "commandbus.handlers",
-    "create_batch": "commandbus.batches",
-    "get_batch": "commandbus.batches",
-    "get_command": "commandbus.api",
-    "list_batch_commands": "commandbus.batches",
-    "list_batches": "commandbus.batches",
-    "list_commands": "commandbus.api",
-    "open_batch": "commandbus.batches",
-    "pause_domain": "commandbus.api",
-    "repair_batches": "commandbus.batches",
-    "reply_handler": "commandbus.handlers",
-    "resume_domain": "commandbus.api",
-    "retry_batch": "commandbus.ops",
-    "seal_batch": "commandbus.batches",
-    "send_command": "commandbus.api",
-    "send_command_and_wait": "commandbus.replies",
-    "send_commands": "commandbus.api",
-    "wait_for_batch": "commandbus.batches",
-    "wait_for_reply": "commandbus.replies",
+# Most of them need Django's settings or models, which are not ready when Django imports this package. And a Spark
+# executor imports it too, and has neither Django nor what the others need.
+_MODULES = {
+    "commandbus.api": (
+        "asend_command",
+        "audit_trail",
+        "cancel_command",
+        "get_command",
+        "list_commands",
+        "pause_domain",
+        "resume_domain",
+        "send_command",
+        "send_commands",
+    ),
+    "commandbus.batches": (
+        "aadd_to_batch",
+        "acreate_batch",
+        "add_to_batch",
+        "aget_batch",
+        "alist_batch_commands",
+        "alist_batches",
+        "aopen_batch",
+        "aseal_batch",
+        "await_for_batch",
+        "create_batch",
+        "get_batch",
+        "list_batch_commands",
+        "list_batches",
+        "open_batch",
+        "repair_batches",
+        "seal_batch",
+        "wait_for_batch",
+    ),
+    "commandbus.bus": ("CommandBus",),
+    "commandbus.exceptions": (
+        "BatchRefusedError",
+        "BatchTimeoutError",
+        "BusinessRuleError",
+        "CommandBusError",
+        "CommandCanceled",
+        "CommandRefusedError",
+        "ConfigurationError",
+        "DuplicateCommandError",
+        "InvalidCommandError",
+        "LeaseLostError",
+        "PermanentCommandError",
+        "ReplyTimeoutError",
+        "TransactionMismatchError",
+        "TransientCommandError",
+        "UncommittedBatchError",
+        "UncommittedCommandError",
+        "UnknownBatchError",
+        "UnknownCommandError",
+        "UnknownDomainError",
+        "UnknownQueueError",
+        "UnsupportedIsolationLevelError",
+    ),
+    "commandbus.handlers": (
+        "command_handler",
+        "reply_handler",
+    ),
+    "commandbus.ids": ("uuid7",),
+    "commandbus.messages": (
+        "BatchCommand",
+        "BatchMetadata",
+        "BatchRepair",
+        "BatchStatus",
+        "Command",
+        "NewCommand",
+        "Reply",
+        "ReplyError",
+        "ReplyOutcome",
+        "Status",
+    ),
+    "commandbus.ops": (
+        "cancel_batch",
+        "retry_batch",
+    ),
+    "commandbus.policies": ("RetryPolicy",),
+    "commandbus.replies": (
+        "asend_command_and_wait",
+        "await_for_reply",
+        "send_command_and_wait",
+        "wait_for_reply",
+    ),
+    "commandbus.worker.context": ("Context",),
 }
+_LATER = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BatchCommand",
