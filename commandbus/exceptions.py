@@ -126,6 +126,14 @@ class BatchTimeoutError(CommandBusError, TimeoutError):
     """The batch has not completed within the time. It goes on."""
 
 
+class UnreachableError(ConfigurationError):
+    """There is no PostgreSQL where it should be, or it does not let us in."""
+
+
+class SparkJobRefusedError(CommandBusError):
+    """The Spark job of this id is not in a state that allows this; the message says why. Nothing was written."""
+
+
 class LeaseLostError(CommandBusError):
     """The lease ran out and the command belongs to someone else now. The late worker must stop quietly."""
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -153,6 +153,11 @@ def environment(**changes: str) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         **changes,
     }
+
+
+def unmeasured(variables: Mapping[str, str]) -> dict[str, str]:
+    """For processes that start a Spark: it kills the Pythons that it has started, and half a report is none."""
+    return {name: value for name, value in variables.items() if not name.startswith("COVERAGE")}
 
 
 class Barrier:

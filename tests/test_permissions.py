@@ -31,7 +31,8 @@ def permissions(group: str) -> set[str]:
 
 @pytest.mark.django_db
 def test_two_groups_are_there_after_migrate() -> None:
-    views = {"view_audit", "view_batch", "view_command", "view_domain", "view_node", "view_unreadablemessage"}
+    names = ("audit", "batch", "command", "domain", "node", "sparkjob", "unreadablemessage")
+    views = {f"view_{name}" for name in names}
     assert permissions(VIEWERS) == views
     assert permissions(OPERATORS) == views | ACTIONS
 

@@ -4,6 +4,7 @@ from commandbus.models.command import Command, TroubledCommand
 from commandbus.models.domain import CommandType, Domain
 from commandbus.models.node import Node
 from commandbus.models.payload import PayloadArchive, UnreadableMessage
+from commandbus.models.spark import SparkJob, SparkJobDelta, SparkReject, SparkStaged
 from commandbus.models.suspect import Suspect
 from commandbus.models.tombstone import Tombstone
 
@@ -16,6 +17,10 @@ __all__ = [
     "Domain",
     "Node",
     "PayloadArchive",
+    "SparkJob",
+    "SparkJobDelta",
+    "SparkReject",
+    "SparkStaged",
     "Suspect",
     "Tombstone",
     "TroubledCommand",

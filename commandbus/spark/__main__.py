@@ -1,0 +1,5 @@
+import sys
+
+from commandbus.spark.cli import main
+
+sys.exit(main())

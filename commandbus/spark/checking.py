@@ -1,0 +1,130 @@
+"""What can be found wrong with a DataFrame before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StringType, StructType
+
+from commandbus.exceptions import ConfigurationError, InvalidCommandError
+
+UUID_PATTERN = "(?i)^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+CONTENT = ("command_type", "command_id", "key", "data")
+LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+TIMES = {"current_timestamp", "now", "current_date", "localtimestamp", "current_time", "unix_timestamp"}
+
+
+def count_rows(df: DataFrame, *, all_right: bool) -> int:
+    """How many rows there are. If they must be `all_right`, the first that is not is an InvalidCommandError."""
+    if not all_right:
+        return df.count()
+    problem = _problem(df.schema)
+    shown = [F.col(name).cast("string").alias(name) for name in ("command_id", "command_type") if name in df.columns]
+    wrong = F.when(problem.isNotNull(), F.struct(problem.alias("problem"), *shown))
+    [row] = df.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if(problem.isNotNull()).alias("wrong"),
+        F.first(wrong, ignorenulls=True).alias("first"),
+    ).collect()
+    if row["wrong"]:
+        first = row["first"].asDict()
+        why = first.pop("problem")
+        which = ", ".join(f"{name} {value!r:.100}" for name, value in first.items())
+        raise InvalidCommandError(
+            f"{row['wrong']:,} of {row['rows']:,} rows cannot be sent; one of them ({which}): {why}. Nothing was sent: "
+            f"correct them, or set such rows aside with onInvalid=reject (in the shell: --rejects FOLDER)"
+        )
+    return int(row["rows"])
+
+
+def _problem(schema: StructType) -> Column:
+    """What Spark can tell of it. PostgreSQL is stricter, and has the last word."""
+    names = schema.fieldNames()
+    rules: list[tuple[Column, str]] = []
+    if "command_id" in names:
+        rules += [
+            (F.col("command_id").isNull(), "it has no command_id"),
+            (~F.col("command_id").rlike(UUID_PATTERN), "its command_id is not a UUID"),
+        ]
+    if "key" in names:
+        rules.append((F.col("key").isNull(), "its key is null"))
+    if "command_type" in names:
+        length = F.length("command_type")
+        rules += [
+            (F.col("command_type").isNull(), "it has no command_type"),
+            ((length < 1) | (length > 255), "its command_type must have 1 to 255 characters"),
+        ]
+    rules.append((F.col("data").isNull(), "it has no data; use {} if there are none"))
+    if isinstance(schema["data"].dataType, StringType):
+        rules.append((F.get_json_object("data", "$").isNull(), "its data cannot be read as JSON"))
+        rules.append((~F.ltrim("data").startswith("{"), "its data must be a JSON object"))
+    if "correlation_id" in names:
+        rules.append((~F.col("correlation_id").rlike(UUID_PATTERN), "its correlation_id is not a UUID"))
+    if "delay" in names:
+        seconds = F.col("delay").cast("double")
+        outside = (seconds < 0) | (seconds > LONGEST_DELAY) | F.isnan(seconds)
+        rules.append((outside, "its delay must be from 0 seconds to 100 years"))
+    problem = F.col("problem") if "problem" in names else F.lit(None).cast("string")
+    for condition, text in reversed(rules):
+        problem = F.when(condition, F.lit(text)).otherwise(problem)
+    return F.coalesce(F.col("problem"), problem) if "problem" in names else problem
+
+
+def require_stable(df: DataFrame) -> None:
+    """Raise a ConfigurationError if ids or data come out differently when Spark computes them again.
+
+    Spark repeats what has failed, and you repeat what was killed. Ids from rand(), uuid(), the time or
+    monotonically_increasing_id() would make other commands of the same rows; other data under one id is a conflict.
+    """
+    plans = getattr(df, "_jdf", None)
+    if plans is None:
+        return  # Spark Connect does not show its plans
+    content = df.select(*[name for name in CONTENT if name in df.columns])
+    # Optimised, what nobody asks for is gone: a random delay is nobody's harm.
+    names = _unstable(content._jdf.queryExecution().optimizedPlan())
+    names += _times(plans.queryExecution().analyzed())
+    if names:
+        raise ConfigurationError(
+            f"command_id, key, command_type and data must be the same whenever they are computed, and {names[0]}() is "
+            f"not: a repeated task would send other commands; derive the ids from what the rows hold, for example with "
+            f"commandbus.spark.derived_id"
+        )
+
+
+def _unstable(plan: Any) -> list[str]:
+    if plan.deterministic():
+        return []
+    return [expression.prettyName() for expression in _expressions(plan) if not expression.deterministic()][-1:]
+
+
+def _times(plan: Any) -> list[str]:
+    """Functions of the time in ids. (In a filter, they are what a daily job is made of.)"""
+    return [
+        inner.prettyName()
+        for expression in _expressions(plan)
+        if expression.getClass().getSimpleName() == "Alias" and expression.name() in ("command_id", "key")
+        for inner in _tree(expression)
+        if inner.prettyName() in TIMES
+    ]
+
+
+def _expressions(plan: Any) -> Iterator[Any]:
+    """Of a plan and all below it, with their parts; the outer ones first."""
+    for node in _tree(plan):
+        for expression in _items(node.expressions()):
+            yield from _tree(expression)
+
+
+def _tree(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _items(node.children()):
+        yield from _tree(child)
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """Of a sequence of Scala's."""
+    for number in range(sequence.size()):
+        yield sequence.apply(number)

@@ -1,0 +1,259 @@
+"""From files to the columns that are sent: by the names of their columns, by a mapping file, or by an SQL query."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from commandbus.exceptions import ConfigurationError
+from commandbus.spark.ids import derived_id
+
+Format = Literal["parquet", "csv", "json"]
+SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+PACKED = (".gz", ".bz2", ".zst", ".snappy")
+SPECIAL = ("command_id", "command_type", "correlation_id", "reply_to", "delay")
+MAPPED = (*SPECIAL, "key", "data")
+CORRUPT = "_corrupt_record"
+FOREIGN = "_not_utf8"
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+NOT_UTF8 = "it is not UTF-8; say what it is: --option encoding=ISO-8859-1, for example"
+UNREADABLE = "the line cannot be read, or has other cells than the header"
+VIEW = "input"
+"""What an SQL query calls the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    files: Sequence[str]
+    format: Format | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of Spark's reader."""
+    command_type: str | None = None
+    id_from: Sequence[str] = ()
+    mapping: str | None = None
+    """The path of a mapping file."""
+    sql: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mapping is not None and self.sql is not None:
+            raise ConfigurationError("there are both a mapping file and an SQL query; use one of them")
+        other = "mapping file" if self.mapping is not None else "SQL query" if self.sql is not None else None
+        if other is not None and (self.command_type is not None or self.id_from):
+            raise ConfigurationError(f"type and id come from the {other}; leave --type and --id-from out")
+
+
+def commands_of(spark: SparkSession, source: Input, domain: str) -> DataFrame:
+    """The commands in files. Raises a ConfigurationError that names the file, the column or the expression."""
+    try:
+        rows = _read(spark, source)
+        if source.sql is not None:
+            rows.createOrReplaceTempView(VIEW)
+            return spark.sql(source.sql)
+        if source.mapping is not None:
+            return _mapped(rows, _mapping(source.mapping), domain)
+        return _by_names(rows, source, domain)
+    except PySparkException as error:
+        raise ConfigurationError(f"{', '.join(source.files)}: {_reason(error)}") from error
+
+
+def format_of(source: Input) -> Format:
+    if source.format is not None:
+        return source.format
+    found = {_suffix(name) for name in source.files}
+    if len(found) == 1 and (suffix := found.pop()) in SUFFIXES:
+        return SUFFIXES[suffix]
+    raise ConfigurationError(
+        f"the names of {', '.join(source.files)} do not all end in one of {', '.join(SUFFIXES)}; "
+        f"say what they hold: --format parquet, csv or json"
+    )
+
+
+def _suffix(name: str) -> str:
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    return Path(name).suffix
+
+
+def _read(spark: SparkSession, source: Input) -> DataFrame:
+    """The rows as they are, whatever other rows there are: no type is guessed from the values."""
+    kind = format_of(source)
+    for name in source.files:
+        if Path(name).name.startswith(("_", ".")):
+            raise ConfigurationError(f"{name}: Spark leaves out files that begin with _ or a dot; rename it")
+    spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
+    reader = spark.read.options(**{**_defaults(kind, is_query=source.sql is not None), **source.options})
+    files = list(source.files)
+    if kind == "parquet":
+        return _spread(reader.parquet(*files))
+    schema = (reader.csv(files) if kind == "csv" else reader.json(files)).schema
+    # Data are taken as they stand: read as a struct, each row would get the keys of all others.
+    fields = [StructField(f.name, StringType()) if f.name == "data" else f for f in schema.fields if f.name != CORRUPT]
+    if kind == "json" and source.sql is None and "data" not in [f.name for f in fields] and fields:
+        fields.append(StructField("data", StringType()))  # Spark leaves out what is {} in every line
+    if not fields:
+        raise ConfigurationError(f"{', '.join(files)}: nothing can be read as {kind}")
+    corrupt = [] if source.sql is not None else [StructField(CORRUPT, StringType())]
+    exact = reader.schema(StructType([*fields, *corrupt]))
+    rows = exact.csv(files) if kind == "csv" else exact.json(files)
+    if kind == "csv" and "nullValue" not in source.options:
+        rows = rows.select(*[_empty_for_null(name) if name != CORRUPT else F.col(name) for name in rows.columns])
+    if "encoding" not in source.options:
+        rows = _in_utf8(rows, is_query=source.sql is not None)
+    return _spread(rows)
+
+
+def _empty_for_null(name: str) -> Column:
+    return F.coalesce(F.col(_quoted(name)), F.lit("")).alias(name)
+
+
+def _in_utf8(rows: DataFrame, *, is_query: bool) -> DataFrame:
+    """What is not UTF-8 was replaced by a mark when it was read, and different texts by the same."""
+    texts = [name for name in rows.columns if isinstance(rows.schema[name].dataType, StringType)]
+    if not is_query:
+        marked = F.concat_ws("", *[F.col(_quoted(name)) for name in texts]).contains(REPLACED)
+        return rows.withColumn(FOREIGN, marked)
+    stop = F.raise_error(F.lit(NOT_UTF8))
+    columns = {name: F.col(_quoted(name)) for name in rows.columns}
+    columns |= {name: F.when(columns[name].contains(REPLACED), stop).otherwise(columns[name]) for name in texts}
+    return rows.select(*[column.alias(name) for name, column in columns.items()])
+
+
+def _spread(rows: DataFrame) -> DataFrame:
+    """Over all cores: a file that cannot be split is one task, and one connection."""
+    cores = rows.sparkSession.sparkContext.defaultParallelism
+    return rows.repartition(cores) if rows.rdd.getNumPartitions() < cores else rows
+
+
+def _defaults(kind: Format, *, is_query: bool) -> dict[str, str]:
+    """CSV as commandbus_send reads it: all text, quotes doubled, cells that may have several lines.
+
+    A query knows nothing of lines that cannot be read, so one stops it.
+    """
+    mode = {"mode": "FAILFAST", "columnPruning": "false"} if is_query else {"mode": "PERMISSIVE"}
+    common = {**mode, "columnNameOfCorruptRecord": CORRUPT}
+    if kind == "csv":
+        return {**common, "header": "true", "escape": '"', "enforceSchema": "false", "multiLine": "true"}
+    return {**common, "primitivesAsString": "true"} if kind == "json" else {}
+
+
+def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
+    if "type" in rows.columns and "command_type" not in rows.columns:
+        rows = rows.withColumnRenamed("type", "command_type")
+    data_columns = [name for name in rows.columns if name not in (*SPECIAL, CORRUPT, FOREIGN)]
+    if format_of(source) == "json" and data_columns != ["data"]:
+        others = ", ".join(name for name in data_columns if name != "data")
+        raise ConfigurationError(
+            f"in JSON lines, the data of a command are the field data, and there is {others}; "
+            f"say what is what in a mapping file or a query: only you know which of its values are numbers"
+        )
+    if "data" in data_columns and len(data_columns) > 1:
+        other = next(name for name in data_columns if name != "data")
+        raise ConfigurationError(
+            f"beside the column data, there is {other!r}; the others are {', '.join(SPECIAL)}; put the rest into data, "
+            f"or use a mapping file"
+        )
+    is_csv = format_of(source) == "csv"
+    said = {name: _said(name, is_csv) for name in SPECIAL if name in rows.columns}
+    kind = _first(said.get("command_type"), None if source.command_type is None else F.lit(source.command_type))
+    if kind is None:
+        raise ConfigurationError("there is no column type, and no --type for all rows")
+    columns = {**said, "command_type": kind}
+    if source.id_from:
+        missing = next((name for name in source.id_from if name not in data_columns), None)
+        if missing is not None:
+            raise ConfigurationError(f"there is no column {missing!r}, which --id-from names; there are {data_columns}")
+        by_key = derived_id(domain, kind, *[F.col(_quoted(name)) for name in source.id_from])
+        columns["command_id"] = cast(Column, _first(said.get("command_id"), by_key))
+    if "command_id" not in columns:
+        raise ConfigurationError(
+            "there is no column command_id, and without ids a second run would send every command twice; name the "
+            "columns that identify a command: --id-from COLUMN,COLUMN"
+        )
+    if data_columns == ["data"]:
+        return _marked(rows, columns, F.col("data"))
+    content = F.struct(*[F.col(_quoted(name)) for name in data_columns])
+    # Text only, so that Spark writes it as we do; and a line that cannot be read has a place in it.
+    return _marked(rows, columns, F.to_json(content, {"ignoreNullFields": "false"}) if is_csv else content)
+
+
+def _said(name: str, is_csv: bool) -> Column:
+    """What a cell says, if anything."""
+    return F.nullif(F.col(name), F.lit("")) if is_csv else F.col(name)
+
+
+def _first(*columns: Column | None) -> Column | None:
+    given = [column for column in columns if column is not None]
+    return F.coalesce(*given) if given else None
+
+
+def _marked(rows: DataFrame, columns: Mapping[str, Column], content: Column) -> DataFrame:
+    """With a column that says which rows cannot be read. If the data are text, they are the line itself then."""
+    result, problem = {**columns, "data": content}, F.lit(None).cast("string")
+    if "delay" in columns:
+        result["delay"] = columns["delay"].try_cast("double")
+        not_a_number = columns["delay"].isNotNull() & result["delay"].isNull()
+        problem = F.when(not_a_number, F.lit("its delay is not a number of seconds"))
+    if FOREIGN in rows.columns:
+        problem = F.when(F.col(FOREIGN), F.lit(NOT_UTF8)).otherwise(problem)
+    if CORRUPT in rows.columns:
+        unreadable = F.col(CORRUPT).isNotNull()
+        problem = F.when(unreadable, F.lit(UNREADABLE)).otherwise(problem)
+        if isinstance(rows.select(content).schema[0].dataType, StringType):
+            result["data"] = F.when(unreadable, F.col(CORRUPT)).otherwise(content)
+    result["problem"] = problem
+    return rows.select(*[column.alias(name) for name, column in result.items()])
+
+
+def _mapping(path: str) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"the mapping file {path} cannot be read: {error}") from error
+    if unknown := sorted(found.keys() - set(MAPPED)):
+        raise ConfigurationError(f"{path}: there is {unknown[0]!r}; it may have {', '.join(MAPPED)}")
+    return found
+
+
+def _mapped(rows: DataFrame, mapping: Mapping[str, Any], domain: str) -> DataFrame:
+    columns = {name: _expression(name, mapping[name]) for name in SPECIAL if name in mapping}
+    if "key" in mapping:
+        if "command_type" not in columns:
+            raise ConfigurationError("the mapping file has a key and no command_type, which the id follows from, too")
+        parts = mapping["key"] if isinstance(mapping["key"], list) else [mapping["key"]]
+        key = [_expression("key", part) for part in parts]
+        columns["command_id"] = derived_id(domain, columns["command_type"], *key)
+    data = mapping.get("data", {name: _quoted(name) for name in rows.columns if name not in (CORRUPT, FOREIGN)})
+    if isinstance(data, dict):
+        content = F.struct(*[_expression(f"data.{name}", text).alias(name) for name, text in data.items()])
+    else:
+        content = _expression("data", data)
+    return _marked(rows, columns, content)
+
+
+def _expression(name: str, text: object) -> Column:
+    if not isinstance(text, str):
+        raise ConfigurationError(f"{name} of the mapping file must be an SQL expression in quotes, not {text!r:.100}")
+    return F.expr(text)
+
+
+def _quoted(name: str) -> str:
+    """A column whose name may have dots or spaces."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _reason(error: PySparkException) -> str:
+    return str(error).partition("\n")[0].strip()

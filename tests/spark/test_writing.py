@@ -1,0 +1,283 @@
+"""`df.write.format("commandbus")` and `commandbus.spark.send` on a real local Spark session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import NAMESPACE_DNS, UUID, uuid4, uuid5
+
+import pyarrow as pa
+import pytest
+from django.db import connections
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from commandbus import ConfigurationError, InvalidCommandError, UnknownDomainError, send_command
+from commandbus import spark as bus
+from commandbus.exceptions import UnreachableError
+from commandbus.ids import derived_id
+from commandbus.models import Command, SparkJob
+from commandbus.spark import Job, send
+from commandbus.transitions import PostgresTransitions
+
+COLUMNS = "command_type string, command_id string, data string"
+
+
+def frame(spark: SparkSession, count: int = 10, data: str = "struct(id AS n)") -> DataFrame:
+    """Rows with an id each, the same whenever they are asked for."""
+    return spark.range(0, count, 1, 2).selectExpr(
+        "'PlaceOrder' AS command_type", "cast(id AS string) AS key", f"{data} AS data"
+    )
+
+
+def slow(df: DataFrame) -> DataFrame:
+    """So that those who look twice a second see it."""
+
+    def pause(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(2)
+        yield from batches
+
+    return df.mapInArrow(pause, df.schema)
+
+
+def write(df: DataFrame, place: str, mode: str = "append", **options: Any) -> None:
+    options = {"url": place, "domain": "orders", "jobId": "job", **options}
+    df.write.format("commandbus").mode(mode).options(**options).save()
+
+
+def test_each_row_becomes_a_command_with_the_id_of_its_key(spark: SparkSession, url: str) -> None:
+    write(frame(spark), url)
+    ids = {derived_id("orders", "PlaceOrder", [str(n)]) for n in range(10)}
+    assert set(Command.objects.values_list("command_id", flat=True)) == ids
+    seven = derived_id("orders", "PlaceOrder", ["7"])
+    assert PostgresTransitions("default").payloads("orders", [seven]) == {seven: {"n": 7}}
+    job = SparkJob.objects.get()
+    assert (job.status, job.row_count, job.sent_count, job.duplicate_count) == ("COMPLETED", 10, 10, 0)
+
+
+def test_to_write_again_sends_nothing_twice(spark: SparkSession, url: str) -> None:
+    write(frame(spark), url)
+    write(frame(spark, 15), url, jobId="another")
+    assert Command.objects.count() == 15
+    job = SparkJob.objects.get(job_id="another")
+    assert (job.sent_count, job.duplicate_count) == (5, 10)
+
+
+def test_what_cannot_be_sent_is_read_back_as_a_dataframe(spark: SparkSession, url: str) -> None:
+    data = "if(id % 3 = 0, concat('{\"n\": ', id), '{}')"
+    write(frame(spark, 9, data), url, onInvalid="reject")
+    rejects = spark.read.format("commandbus").options(url=url, table="rejects", jobId="job", numPartitions=3).load()
+    rows = rejects.orderBy("data").collect()
+    assert [row["data"] for row in rows] == ['{"n": 0', '{"n": 3', '{"n": 6']
+    assert {row["reason"] for row in rows} == {
+        "its data cannot be read as JSON: invalid input syntax for type json",
+    }
+    assert Command.objects.count() == 6
+
+
+def test_an_atomic_job_with_one_bad_row_sends_nothing(spark: SparkSession, url: str) -> None:
+    with pytest.raises(PySparkException, match="cannot be sent: its data must be a JSON object, not array"):
+        write(frame(spark, 9, "if(id = 8, '[]', '{}')"), url, atomic="true")
+    assert not Command.objects.exists()
+    assert SparkJob.objects.get().status == "FAILED"
+    write(frame(spark, 9, "'{}'"), url, atomic="true")
+    assert Command.objects.count() == 9
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "message"),
+    [
+        ("overwrite", {}, "what was sent cannot be overwritten; write with mode"),
+        ("append", {"domain": "paymnts"}, "domain 'paymnts' is not registered; known: "),
+        ("append", {"url": "postgresql//x:hunter2@h/d"}, "the url cannot be read"),
+        ("append", {"url": "postgresql://x:hunter2@/d?host=/nowhere"}, "PostgreSQL cannot be reached"),
+        ("append", {"batch": "x"}, "there is no option 'batch'; did you mean batchName?"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    spark: SparkSession, url: str, mode: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PySparkException) as caught:
+        write(frame(spark), url, mode, **options)
+    assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert not SparkJob.objects.exists()
+
+
+def test_plans_show_no_password(spark: SparkSession, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = f"{url}&password=hunter2"
+    write(frame(spark, 3, "'['"), secret, onInvalid="reject")
+    rejects = spark.read.format("commandbus").options(url=secret, table="rejects", jobId="job").load()
+    rejects.explain(extended=True)
+    shown = capsys.readouterr().out
+    assert "commandbus" in shown
+    assert "hunter2" not in shown
+
+
+def test_send_answers_what_became_of_the_rows(spark: SparkSession, url: str) -> None:
+    known = derived_id("orders", "PlaceOrder", ["1"])
+    send_command("orders", "PlaceOrder", known, {"n": 1})
+    seen: list[Job] = []
+    job = send(frame(spark), url=url, domain="orders", job_id="job", batch_name="B", atomic=False, show=seen.append)
+    assert (job.status, job.rows, job.sent, job.duplicate, job.rejected) == ("COMPLETED", 10, 9, 1, 0)
+    assert job.batch_id is not None
+    assert Command.objects.filter(batch_id=job.batch_id).count() == 9
+
+
+def test_send_shows_the_job_while_it_runs(spark: SparkSession, url: str) -> None:
+    seen: list[Job] = []
+    send(slow(frame(spark)), url=url, domain="orders", job_id="job", show=seen.append)
+    assert {job.job_id for job in seen} == {"job"}
+    assert {job.status for job in seen} == {"RUNNING"}
+
+
+def test_nothing_is_sent_of_a_dataframe_without_rows(spark: SparkSession, url: str) -> None:
+    without_tasks = spark.createDataFrame(spark.sparkContext.emptyRDD(), frame(spark).schema)
+    assert without_tasks.rdd.getNumPartitions() == 0
+    for rows in (without_tasks, frame(spark).where("key = 'none'")):
+        job = send(rows, url=url, domain="orders", job_id="empty")
+        assert (job.status, job.rows, job.sent) == ("COMPLETED", 0, 0)
+
+
+def test_a_batch_has_a_job_that_can_go_on(spark: SparkSession, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="a batch needs the option jobId"):
+        send(frame(spark), url=url, domain="orders", batch_name="B")
+
+
+def test_an_error_names_the_job_and_so_does_the_job_itself(spark: SparkSession, url: str) -> None:
+    with pytest.raises(InvalidCommandError, match=r"cannot be sent: .* \(job the-job\)"):
+        send(frame(spark, 9, "if(id = 8, '[]', '{}')"), url=url, domain="orders", job_id="the-job")
+    job = SparkJob.objects.get(job_id="the-job")
+    assert job.status == "FAILED"
+    assert "its data must be a JSON object, not array" in (job.error or "")
+
+
+def test_an_atomic_job_that_cannot_be_ended_says_why(spark: SparkSession, url: str) -> None:
+    known = derived_id("orders", "PlaceOrder", ["1"])
+    send_command("orders", "PlaceOrder", known, {"n": 1})
+
+    def interfere(job: Job) -> None:
+        send_command("orders", "PlaceOrder", derived_id("orders", "PlaceOrder", ["2"]), {"n": 99})
+        connections.close_all()  # of this thread
+
+    with pytest.raises(InvalidCommandError, match="cannot be sent: it was sent before with another type or other data"):
+        send(slow(frame(spark, 3)), url=url, domain="orders", job_id="job", atomic=True, show=interfere)
+    assert "it was sent before with another type or other data" in (SparkJob.objects.get().error or "")
+    assert Command.objects.count() == 2
+
+
+def test_send_raises_our_own_errors(spark: SparkSession, url: str) -> None:
+    with pytest.raises(UnknownDomainError, match="domain 'paymnts' is not registered"):
+        send(frame(spark), url=url, domain="paymnts")
+    with pytest.raises(UnreachableError, match="PostgreSQL cannot be reached"):
+        send(frame(spark), url="postgresql:///d?host=/nowhere", domain="orders")
+    with pytest.raises(InvalidCommandError, match="of partition 1, command_id"):
+        send(frame(spark, 9, "if(id = 8, '[]', '{}')"), url=url, domain="orders")
+    with pytest.raises(ConfigurationError, match="an option is text, a number"):
+        send(frame(spark), url=url, domain="orders", job_id=object())
+    with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+        send(frame(spark, 3, "struct(1 / (id - 1) AS n)"), url=url, domain="other")
+
+
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("uuid()", "uuid"),
+        ("cast(monotonically_increasing_id() AS string)", "monotonically_increasing_id"),
+        ("cast(rand() AS string)", "rand"),
+        ("cast(current_timestamp() AS string)", "current_timestamp"),
+    ],
+)
+def test_ids_that_change_whenever_they_are_computed_are_refused(
+    spark: SparkSession, url: str, expression: str, name: str
+) -> None:
+    df = frame(spark).drop("key").withColumn("command_id", F.expr(expression))
+    with pytest.raises(ConfigurationError) as caught:
+        send(df, url=url, domain="orders")
+    assert f"{name}() is not" in str(caught.value)
+
+
+def test_a_random_delay_and_a_filter_by_date_are_nobodys_harm(spark: SparkSession, url: str) -> None:
+    df = frame(spark).withColumn("delay", F.rand() * 60).filter("current_date() > date'2026-01-01'")
+    assert send(df, url=url, domain="orders").sent == 10
+
+
+def test_ids_of_columns_are_those_of_python(spark: SparkSession) -> None:
+    controls = "".join(map(chr, range(1, 32)))
+    keys = ["", "a", "ü€😀", '"', "\\", "\\u001F", "/", "\x7f", "\u2028", controls, *map(str, range(200))]
+    df = spark.createDataFrame(
+        [(key, number, number % 2 == 0) for number, key in enumerate(keys)], "k string, n int, b boolean"
+    )
+    rows = df.select(
+        "*",
+        bus.uuid5(NAMESPACE_DNS, "k").alias("five"),
+        bus.derived_id("orders", "Ship", "k", "n", F.col("b")).alias("derived"),
+        bus.derived_id("orders", F.lit("Ship"), "k").alias("by_column"),
+    ).collect()
+    assert len(rows) == len(keys)
+    for row in rows:
+        assert row["five"] == str(uuid5(NAMESPACE_DNS, row["k"]))
+        assert row["derived"] == str(derived_id("orders", "Ship", [row["k"], row["n"], row["b"]]))
+        assert row["by_column"] == str(derived_id("orders", "Ship", [row["k"]]))
+    [nothing] = spark.sql("SELECT cast(NULL AS string) AS k").select(bus.derived_id("o", "T", "k").alias("i")).collect()
+    assert nothing["i"] is None
+    with pytest.raises(PySparkException, match="a key of the type double has no text that is the same everywhere"):
+        spark.sql("SELECT 0.5D AS k").select(bus.derived_id("o", "T", "k")).collect()
+
+
+def test_a_stream_sends_each_row_once_also_after_a_restart(spark: SparkSession, url: str, tmp_path: Any) -> None:
+    source, checkpoint = str(tmp_path / "in"), str(tmp_path / "checkpoint")
+
+    def add(*keys: int) -> None:
+        rows = [("PlaceOrder", str(UUID(int=key + 1)), "{}") for key in keys]
+        spark.createDataFrame(rows, COLUMNS).coalesce(1).write.mode("append").json(source)
+
+    def run(**options: str) -> None:
+        stream = spark.readStream.schema(COLUMNS)
+        query = (
+            stream.option("maxFilesPerTrigger", 1)
+            .json(source)
+            .writeStream.format("commandbus")
+            .options(url=url, domain="orders", checkpointLocation=checkpoint, **options)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    add(0, 1)
+    add(2)
+    run()
+    add(3, 4)
+    run()
+    assert Command.objects.count() == 5
+    job = SparkJob.objects.get()
+    assert job.job_id.startswith("stream-")
+    assert (job.row_count, job.sent_count, job.duplicate_count, job.stream_batch) == (5, 5, 0, 2)
+
+    # As if the process had died after our commit and before Spark had written its own.
+    (tmp_path / "checkpoint" / "commits" / "2").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".2.crc").unlink(missing_ok=True)
+    run()
+    job.refresh_from_db()
+    assert (Command.objects.count(), job.row_count, job.sent_count, job.duplicate_count) == (5, 5, 5, 0)
+
+
+def test_a_stream_cannot_be_atomic(spark: SparkSession, url: str, tmp_path: Any) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("'T' AS command_type", "'x' AS key", "'{}' AS data")
+    query = stream.writeStream.format("commandbus").options(
+        url=url, domain="orders", atomic="true", checkpointLocation=str(tmp_path / "c")
+    )
+    with pytest.raises(PySparkException, match="the option atomic is not for streams"):
+        query.trigger(once=True).start().awaitTermination()
+
+
+def test_the_same_id_with_other_content_names_the_command(spark: SparkSession, url: str) -> None:
+    command_id = uuid4()
+    send_command("orders", "PlaceOrder", command_id, {"n": 1})
+    df = spark.createDataFrame([("PlaceOrder", str(command_id), '{"n": 2}')], COLUMNS)
+    with pytest.raises(
+        InvalidCommandError, match=f"command_id '{command_id}', type 'PlaceOrder', cannot be sent: it was"
+    ):
+        send(df, url=url, domain="orders")
