@@ -49,7 +49,7 @@ BEGIN
             lease_expires_at = NULL,
             updated_at = _now
         FROM accused a
-        WHERE c.id = a.id
+        WHERE c.id = ANY (ARRAY[a.id])
         RETURNING c.id, c.command_id, c.batch_id, c.msg_id, c.node_id, c.crash_count, c.vanished_count, a.wordless,
                   c.crash_count >= _crash_limit OR c.vanished_count >= 5 * _crash_limit AS convicted
     ), suspected AS (

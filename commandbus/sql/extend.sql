@@ -23,14 +23,14 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT c.id
         FROM unnest(_rows, extend.msg_ids, extend.read_cts) AS w(id, msg_id, read_ct)
-        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
-        ORDER BY c.id
+        JOIN public.command_bus_command c ON c.id = ANY (ARRAY[w.id]) AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY w.id
         FOR UPDATE OF c SKIP LOCKED
     ), extended AS (
         UPDATE public.command_bus_command c
         SET lease_expires_at = _until
         FROM held h
-        WHERE c.id = h.id
+        WHERE c.id = ANY (ARRAY[h.id])
         RETURNING c.msg_id
     )
     SELECT array_agg(e.msg_id) INTO _msg_ids FROM extended e;
@@ -41,6 +41,6 @@ BEGIN
     RETURN QUERY
     SELECT c.command_id, coalesce(c.msg_id = ANY (_msg_ids), false)
     FROM unnest(_rows, extend.msg_ids, extend.read_cts) AS w(id, msg_id, read_ct)
-    JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
+    JOIN public.command_bus_command c ON c.id = ANY (ARRAY[w.id]) AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct;
 END;
 $function$;

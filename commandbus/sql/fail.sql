@@ -40,8 +40,8 @@ BEGIN
         SELECT c.id, commandbus.cut_error(w.error) AS error, w.delay, w.reason
         FROM unnest(_rows, fail.msg_ids, fail.read_cts, fail.errors, fail.delays, fail.reasons)
             AS w(id, msg_id, read_ct, error, delay, reason)
-        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
-        ORDER BY c.id
+        JOIN public.command_bus_command c ON c.id = ANY (ARRAY[w.id]) AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY w.id
         FOR UPDATE OF c
     ), failed AS (
         UPDATE public.command_bus_command c
@@ -55,7 +55,7 @@ BEGIN
             last_error_msg = h.error ->> 'message',
             updated_at = _now
         FROM held h
-        WHERE c.id = h.id
+        WHERE c.id = ANY (ARRAY[h.id])
         RETURNING c.command_id, c.batch_id, c.msg_id, c.status, c.attempts, c.max_attempts, c.node_id,
                   h.error, h.delay, h.reason
     ), audited AS (

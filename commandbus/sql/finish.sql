@@ -57,7 +57,7 @@ BEGIN
                         finish.errors) AS u(id, command_id, msg_id, read_ct, status, result, error)
             ORDER BY u.id  -- everyone locks commands in this order
         ) AS w
-        WHERE c.id = w.id
+        WHERE c.id = ANY (ARRAY[w.id])
           AND (c.domain, c.command_id) IS NOT DISTINCT FROM (finish.domain, w.command_id)  -- no index is tempted by it
           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         RETURNING c.command_id, c.batch_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue,

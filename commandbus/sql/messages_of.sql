@@ -16,11 +16,15 @@ DECLARE
 BEGIN
     EXECUTE format(
         $query$
-            SELECT array_agg(coalesce(q.message, a.message, CASE WHEN p.payload_json IS NOT NULL
-                                                                THEN commandbus.command_envelope(c, p.payload_json) END)
+            SELECT array_agg(coalesce(q.message, a.message, CASE
+                                 WHEN p.payload_json IS NOT NULL THEN commandbus.command_envelope(c.command, p.payload_json) END)
                              ORDER BY w.ordinal)
             FROM unnest($1) WITH ORDINALITY AS w(id, ordinal)
-            LEFT JOIN public.command_bus_command c ON c.id = w.id
+            LEFT JOIN LATERAL (
+                SELECT c AS command, c.domain, c.command_id, c.msg_id FROM public.command_bus_command c
+                WHERE c.id = w.id
+                LIMIT 1
+            ) AS c ON true
             LEFT JOIN pgmq.%I q ON q.msg_id = c.msg_id
             LEFT JOIN pgmq.%I a ON a.msg_id = c.msg_id
             LEFT JOIN public.command_bus_payload_archive p ON p.domain = c.domain AND p.command_id = c.command_id

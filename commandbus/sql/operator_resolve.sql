@@ -84,7 +84,7 @@ BEGIN
                     'code', 'OPERATOR_CANCEL', 'message', operator_resolve.reason, 'type', 'CommandCanceled') END),
             updated_at = _now
         FROM unnest(_ids) AS n(id)
-        WHERE c.id = n.id
+        WHERE c.id = ANY (ARRAY[n.id])
         RETURNING c.command_id, c.batch_id, c.reply_queue, commandbus.reply_of(c) AS reply
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)

@@ -78,8 +78,8 @@ BEGIN
     _now := clock_timestamp();  -- of the act, not of the beginning of a wait for it
     _rows := commandbus.rows_of(requeue.domain, requeue.command_ids);
     WITH wanted AS (
-        SELECT DISTINCT ON (c.id)
-               c.id, c.command_id, m.message -> 'data' AS before,
+        SELECT DISTINCT ON (m.id)
+               m.id, c.command_id, m.message -> 'data' AS before,
                CASE WHEN requeue.data IS NULL THEN m.message ELSE commandbus.command_envelope(c, m.data) END AS message,
                CASE
                    WHEN (c.id = ANY (_troubled)) IS NOT TRUE THEN commandbus.why_not(c.status)
@@ -89,8 +89,8 @@ BEGIN
                    THEN format('its new data take more than the %s bytes that the domain allows', _domain.max_payload_bytes)
                END AS why
         FROM unnest(_rows, commandbus.messages_of(requeue.domain, _rows), requeue.data) AS m(id, message, data)
-        JOIN public.command_bus_command c ON c.id = m.id
-        ORDER BY c.id
+        JOIN public.command_bus_command c ON c.id = ANY (ARRAY[m.id])
+        ORDER BY m.id
     )
     SELECT array_agg(w.id) FILTER (WHERE w.why IS NULL),
            array_agg(w.before) FILTER (WHERE w.why IS NULL),
@@ -107,11 +107,13 @@ BEGIN
                    jsonb_build_object('operator', requeue.operator, 'reason', requeue.reason,
                                       'data_before', n.before, 'data', n.message -> 'data')
             FROM unnest(_ids, _before, _messages) AS n(id, before, message)
-            JOIN public.command_bus_command c ON c.id = n.id;
+            JOIN public.command_bus_command c ON c.id = ANY (ARRAY[n.id]);
             UPDATE public.command_bus_payload_archive p
             SET payload_json = n.message -> 'data'
             FROM unnest(_ids, _messages) AS n(id, message)
-            JOIN public.command_bus_command c ON c.id = n.id
+            CROSS JOIN LATERAL (
+                SELECT c.domain, c.command_id FROM public.command_bus_command c WHERE c.id = n.id LIMIT 1
+            ) AS c
             WHERE p.domain = c.domain AND p.command_id = c.command_id;
         END IF;
         WITH retried AS (
@@ -127,7 +129,7 @@ BEGIN
                 vanished_count = 0,
                 updated_at = _now
             FROM unnest(_ids, _msg_ids) AS n(id, msg_id)
-            WHERE c.id = n.id
+            WHERE c.id = ANY (ARRAY[n.id])
             RETURNING c.command_id, c.batch_id, c.msg_id
         ), audited AS (
             INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)

@@ -35,6 +35,7 @@ RETURNS TABLE (
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_sort = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan
@@ -94,7 +95,7 @@ BEGIN
             node_id = receive.node_id,
             updated_at = _now
         FROM free f
-        WHERE c.id = f.id
+        WHERE c.id = ANY (ARRAY[f.id])
         RETURNING c.*, f.message
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)
@@ -284,7 +285,7 @@ BEGIN
     INTO _unreadable, _stale, _suspects
     FROM unnest(_rows, set_aside.command_ids, set_aside.msg_ids, set_aside.read_cts)
         AS m(id, command_id, msg_id, read_ct)
-    LEFT JOIN public.command_bus_command c ON c.id = m.id
+    LEFT JOIN public.command_bus_command c ON c.id = ANY (ARRAY[m.id])
     LEFT JOIN public.command_bus_tombstone t ON t.domain = set_aside.domain AND t.command_id = m.command_id;
 
     IF _unreadable IS NOT NULL THEN

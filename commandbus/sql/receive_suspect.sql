@@ -41,7 +41,7 @@ BEGIN
     SELECT c.id, c.msg_id INTO _id, _msg_id
     FROM public.command_bus_suspect s
     JOIN public.command_bus_command c
-        ON c.id = s.id AND c.msg_id = s.msg_id AND c.status = 'PENDING' AND c.lease_read_ct IS NULL
+        ON c.id = ANY (ARRAY[s.id]) AND c.msg_id = s.msg_id AND c.status = 'PENDING' AND c.lease_read_ct IS NULL
     WHERE s.domain = receive_suspect.domain
     ORDER BY s.since, s.id
     LIMIT 1
@@ -52,7 +52,7 @@ BEGIN
         WHERE s.id IN (
             SELECT o.id
             FROM public.command_bus_suspect o
-            LEFT JOIN public.command_bus_command c ON c.id = o.id AND c.msg_id = o.msg_id AND c.status = 'PENDING'
+            LEFT JOIN public.command_bus_command c ON c.id = ANY (ARRAY[o.id]) AND c.msg_id = o.msg_id AND c.status = 'PENDING'
             WHERE o.domain = receive_suspect.domain AND c.id IS NULL
             FOR UPDATE OF o SKIP LOCKED
         );

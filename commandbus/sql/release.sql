@@ -22,8 +22,8 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT c.id
         FROM unnest(_rows, release.msg_ids, release.read_cts) AS w(id, msg_id, read_ct)
-        JOIN public.command_bus_command c ON c.id = w.id AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
-        ORDER BY c.id
+        JOIN public.command_bus_command c ON c.id = ANY (ARRAY[w.id]) AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
+        ORDER BY w.id
         FOR UPDATE OF c
     ), released AS (
         UPDATE public.command_bus_command c
@@ -33,7 +33,7 @@ BEGIN
             lease_expires_at = NULL,
             updated_at = _now
         FROM held h
-        WHERE c.id = h.id
+        WHERE c.id = ANY (ARRAY[h.id])
         RETURNING c.command_id, c.batch_id, c.msg_id, c.node_id
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, command_id, batch_id, event_type, ts, details_json)

@@ -33,6 +33,7 @@ SET search_path = pg_catalog, pg_temp
 -- only: a plain join could begin at the table, LATERAL with LIMIT cannot; and where another index begins with the domain
 -- too, an ORDER BY that does not follow from an equality leaves only the one that has this order.
 SET enable_seqscan = off
+SET enable_sort = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan

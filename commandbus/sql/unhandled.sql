@@ -13,6 +13,7 @@ RETURNS TABLE (command_id uuid, status text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_indexonlyscan = off  -- an index has both the type and the row's id, and is no way to find the id
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
@@ -22,6 +23,7 @@ DECLARE
     _grace double precision;
     _now timestamptz := clock_timestamp();
     _rows bigint[] := commandbus.rows_of(unhandled.domain, unhandled.command_ids);
+    _types text[];
     _orphaned text[];
     _hopeless record;
     _failed uuid[];
@@ -31,10 +33,9 @@ BEGIN
     _domain := commandbus.require_domain(unhandled.domain);
     _grace := coalesce(unhandled.grace, _domain.unknown_type_grace);
 
+    _types := ARRAY(SELECT DISTINCT c.command_type FROM public.command_bus_command c WHERE c.id = ANY (_rows));
     SELECT array_agg(t.command_type) INTO _orphaned
-    FROM (
-        SELECT DISTINCT c.command_type FROM public.command_bus_command c WHERE c.id = ANY (_rows)
-    ) AS t
+    FROM unnest(_types) AS t(command_type)
     WHERE NOT EXISTS (
         SELECT 1 FROM public.command_bus_node n
         WHERE n.stopped_at IS NULL AND n.heartbeat_at > _now - interval '1 minute'
@@ -45,7 +46,7 @@ BEGIN
     UPDATE public.command_bus_command_type t SET unhandled_since = NULL
     WHERE t.domain = unhandled.domain AND t.unhandled_since IS NOT NULL
       AND t.command_type <> ALL (coalesce(_orphaned, '{}'))
-      AND t.command_type IN (SELECT c.command_type FROM public.command_bus_command c WHERE c.id = ANY (_rows));
+      AND t.command_type = ANY (_types);
     INSERT INTO public.command_bus_command_type AS t (domain, command_type, unhandled_since)
     SELECT unhandled.domain, o, _now FROM unnest(_orphaned) AS o ORDER BY o
     ON CONFLICT (domain, command_type) DO UPDATE SET unhandled_since = excluded.unhandled_since
@@ -60,7 +61,9 @@ BEGIN
     INTO _hopeless
     FROM unnest(_rows, unhandled.command_ids, unhandled.msg_ids, unhandled.read_cts)
         AS w(id, command_id, msg_id, read_ct)
-    JOIN public.command_bus_command c ON c.id = w.id
+    CROSS JOIN LATERAL (
+        SELECT c.domain, c.command_type FROM public.command_bus_command c WHERE c.id = w.id LIMIT 1
+    ) AS c
     JOIN public.command_bus_command_type t ON t.domain = c.domain AND t.command_type = c.command_type
     WHERE c.command_type = ANY (_orphaned)
       AND _now - make_interval(secs => _grace) >= greatest(t.unhandled_since, (
