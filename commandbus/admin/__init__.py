@@ -5,6 +5,7 @@ from commandbus.admin.batch import BatchAdmin
 from commandbus.admin.command import CommandAdmin
 from commandbus.admin.domain import DomainAdmin
 from commandbus.admin.node import NodeAdmin
+from commandbus.admin.spark import SparkJobAdmin
 from commandbus.admin.troubleshooting import TroubledCommandAdmin
 from commandbus.admin.unreadable import UnreadableMessageAdmin
 
@@ -14,6 +15,7 @@ __all__ = [
     "CommandAdmin",
     "DomainAdmin",
     "NodeAdmin",
+    "SparkJobAdmin",
     "TroubledCommandAdmin",
     "UnreadableMessageAdmin",
 ]
