@@ -66,6 +66,23 @@ COMPARISONS = (
         "≥ 0.6",
     ),
     Comparison("memory_200k_vs_20k", "a worker's memory", "memory", "after 200,000", "after 20,000", "≤ 1.1"),
+    Comparison(
+        "spark_send_vs_bulk",
+        "send 1,000,000 through Spark",
+        "spark_send",
+        "Spark, 2 connections",
+        "commandbus, 2 connections",
+        "≥ 0.6",
+    ),
+    Comparison("spark_send_1_core_vs_bulk", "", "spark_send", "Spark, 1 connection", "commandbus, 1 connection", "–"),
+    Comparison(
+        "spark_memory_1m_vs_100k",
+        "the memory of Spark's Python workers",
+        "spark_memory",
+        "after 1,000,000",
+        "after 100,000",
+        "≤ 1.2",
+    ),
 )
 
 

@@ -6,7 +6,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import LiteralString
 
@@ -16,7 +16,8 @@ from benchmarks.bench import Bench
 from benchmarks.history import make_history
 from benchmarks.server import redis
 from benchmarks.sides import pgbench
-from benchmarks.system import PEERS, System, wait_for
+from benchmarks.spark import dataset, lack_of_spark, through_spark
+from benchmarks.system import PEERS, BenchmarkError, System, wait_for
 
 RAW = System("raw PGMQ", "benchmarks.sides.raw")
 PGQUEUER = System("PgQueuer", "benchmarks.peers.pgqueuer", PEERS)
@@ -32,9 +33,16 @@ MEGABYTE = 1024 * 1024
 
 
 def ours(
-    kind: str = "io", processes: int = 2, concurrency: int = 2, notify: str = "after_commit", *, batch: bool = False
+    kind: str = "io",
+    processes: int = 2,
+    concurrency: int = 2,
+    notify: str = "after_commit",
+    *,
+    batch: bool = False,
+    random_ids: bool = False,
 ) -> System:
-    options = {"kind": kind, "processes": processes, "concurrency": concurrency, "batch": batch}
+    options = {"kind": kind, "processes": processes, "concurrency": concurrency}
+    options |= {"batch": batch, "random_ids": random_ids}
     return System("commandbus", "benchmarks.sides.ours", options=options, environment={"BENCHMARK_NOTIFY": notify})
 
 
@@ -189,6 +197,55 @@ def memory(bench: Bench) -> None:
     bench.ratio("memory_200k_vs_20k", bench.median("after 200,000"), bench.median("after 20,000"))
 
 
+def spark_send(bench: Bench) -> None:
+    """As many connections on both sides: each of Spark's cores has one, and so has each process that sends."""
+    keys = {"spark_send_vs_bulk": "2 connections", "spark_send_1_core_vs_bulk": "1 connection"}
+    lack = lack_of_spark()
+    if lack is not None:
+        for key in keys:
+            bench.missing(key, lack)
+        return
+    count, system = bench.count(1_000_000), ours(random_ids=True)
+    sides = [f"{who}, {connections}" for connections in keys.values() for who in ("Spark", "commandbus")]
+    with dataset(count) as folder:
+        for name in bench.interleaved(sides):
+            who, at_once = name.split(", ")[0], int(name.split()[1])
+            if who == "Spark":
+                bench.record(name, send_by_spark(bench, folder, count, at_once)["rate"])
+            else:
+                with bench.database(system) as url:
+                    bench.record(name, system.send_at_once(url, count // at_once, at_once, "fill"))
+    for key, connections in keys.items():
+        bench.ratio(key, bench.median(f"Spark, {connections}"), bench.median(f"commandbus, {connections}"))
+
+
+def spark_memory(bench: Bench) -> None:
+    """Of the largest of Spark's Python workers, and of its Java, which takes what it may have."""
+    lack = lack_of_spark()
+    if lack is not None:
+        bench.missing("spark_memory_1m_vs_100k", lack)
+        return
+    counts = {"100,000": bench.count(100_000), "1,000,000": bench.count(1_000_000)}
+    with ExitStack() as stack:
+        folders = {name: stack.enter_context(dataset(count)) for name, count in counts.items()}
+        for name in bench.interleaved(list(counts)):
+            peaks = send_by_spark(bench, folders[name], counts[name], cores=2)
+            bench.record(f"after {name}", peaks["worker"] / MEGABYTE, "MiB")
+            bench.record(f"Java after {name}", peaks["java"] / MEGABYTE, "MiB")
+    bench.ratio("spark_memory_1m_vs_100k", bench.median("after 1,000,000"), bench.median("after 100,000"))
+
+
+def send_by_spark(bench: Bench, folder: Path, count: int, cores: int) -> dict[str, float]:
+    """How many per second, and the most that its processes have had in memory, in bytes."""
+    with bench.database(OURS) as url, bench.database(OURS) as other:
+        answer = through_spark(folder, other, cores).call("fill", url, count)
+        sent = int(OURS.call("remaining", url)["remaining"])
+    if sent != count:
+        raise BenchmarkError(f"Spark has sent {sent} of {count} commands")
+    rate = count / (answer["ended_at"] - answer["started_at"])
+    return {"rate": rate, "worker": answer["worker"], "java": answer["java"]}
+
+
 def peers(bench: Bench) -> None:
     """Every system there is, with as many jobs as it works off in some seconds."""
     counts = {OURS: 60_000, PGQUEUER: 60_000, DRAMATIQ: 20_000, CELERY: 5_000}
@@ -225,6 +282,8 @@ SCENARIOS: dict[str, Callable[[Bench], None]] = {
         executors,
         held_snapshot,
         memory,
+        spark_send,
+        spark_memory,
         peers,
     )
 }

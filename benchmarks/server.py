@@ -23,8 +23,9 @@ DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 class Postgres:
     """Databases for systems. Each system is installed once, and what it then gets are copies of that."""
 
-    def __init__(self) -> None:
-        self.server = EmbeddedPostgres(home_for(Path(__file__).parent), settings=DURABLE)
+    def __init__(self, home: Path | None = None) -> None:
+        """`home`: of a server for this run alone; otherwise all runs of this checkout have one, one after the other."""
+        self.server = EmbeddedPostgres(home or home_for(Path(__file__).parent), settings=DURABLE)
         self._numbers = itertools.count(1)
         self._templates: dict[str, str] = {}
 

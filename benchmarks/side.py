@@ -49,6 +49,14 @@ class Side(ABC):
         for _ in range(count):
             send()
 
+    def warm_up(self, verb: str, count: int) -> None:
+        """Before the clock starts. Connections, plans and caches are warm then."""
+        getattr(self, verb)(max(1, count // 100))
+
+    def figures(self) -> dict[str, float]:
+        """What else there is to know of a send, when it has ended."""
+        return {}
+
     @abstractmethod
     def work(self) -> None:
         """Work jobs until SIGTERM, as the system's documentation recommends for speed. The handler counts."""
@@ -86,11 +94,12 @@ def main(side: type[Side]) -> None:
     match arguments.verb:
         case "fill" | "send_single":
             send = getattr(system, arguments.verb)
-            send(max(1, arguments.count // 100))  # connections, plans and caches are warm then
+            system.warm_up(arguments.verb, arguments.count)
             time.sleep(max(0.0, arguments.start_at - time.monotonic()))
             started_at = time.monotonic()
             send(arguments.count)
-            print(json.dumps({"started_at": started_at, "ended_at": time.monotonic()}))  # noqa: T201
+            times = {"started_at": started_at, "ended_at": time.monotonic()}
+            print(json.dumps({**times, **system.figures()}))  # noqa: T201
         case "latency":
             print(json.dumps({"seconds": latencies(system.sender(), arguments.count)}))  # noqa: T201
         case "await_empty":

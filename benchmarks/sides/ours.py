@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 
 import django
@@ -16,14 +17,22 @@ from benchmarks.side import Side, main
 
 class Ours(Side):
     def __init__(
-        self, url: str, kind: str = "io", processes: int = 2, concurrency: int = 2, *, batch: bool = False
+        self,
+        url: str,
+        kind: str = "io",
+        processes: int = 2,
+        concurrency: int = 2,
+        *,
+        batch: bool = False,
+        random_ids: bool = False,
     ) -> None:
-        """`batch`: what is filled in at once is one batch."""
+        """`batch`: what is filled in at once is one batch. `random_ids`: its ids are in no order."""
         super().__init__(url)
         self.kind = kind
         self.processes = processes
         self.concurrency = concurrency
         self.batch = batch
+        self.make_id = uuid.uuid4 if random_ids else commandbus.uuid7
         os.environ["BENCHMARK_URL"] = url
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         django.setup()
@@ -41,7 +50,7 @@ class Ours(Side):
 
     def _commands(self, count: int) -> Iterator[commandbus.NewCommand]:
         for number in range(count):
-            yield commandbus.NewCommand(self.kind, commandbus.uuid7(), {"n": number, "account": "DE-1", "amount": 10})
+            yield commandbus.NewCommand(self.kind, self.make_id(), {"n": number, "account": "DE-1", "amount": 10})
 
     def sender(self) -> Callable[[], None]:
         send_command, uuid7 = commandbus.send_command, commandbus.uuid7

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks import scenarios
 from benchmarks.bench import Bench
 from benchmarks.report import comparisons, figures
-from benchmarks.scenarios import compare
+from benchmarks.scenarios import compare, send_by_spark
 from benchmarks.server import Postgres
+from benchmarks.spark import dataset
 from benchmarks.system import System
+from tests.helpers import unmeasured
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,3 +73,27 @@ def test_a_peer_that_is_not_there_leaves_a_reason_and_no_ratio() -> None:
     compare(bench, "work_io_vs_nobody", "commandbus", System("Nobody", "nobody", Path("/nowhere/python")))
     assert bench.results["ratios"] == {}
     assert bench.results["missing"] == {"work_io_vs_nobody": "Nobody is not installed: make bench installs it"}
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+def test_spark_sends_a_dataset_and_tells_what_its_workers_have_had_in_memory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in set(os.environ) - set(unmeasured(os.environ)):
+        monkeypatch.delenv(name)
+    with Postgres(home) as postgres, dataset(500) as folder:
+        measured = send_by_spark(Bench(postgres), folder, 500, cores=2)
+    assert measured["rate"] > 0
+    assert measured["worker"] > 1024 * 1024
+    assert measured["java"] > measured["worker"]
+
+
+def test_without_spark_there_is_a_reason_and_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "lack_of_spark", lambda: "Spark needs Java")
+    bench = Bench(Postgres())
+    scenarios.spark_send(bench)
+    scenarios.spark_memory(bench)
+    keys = ("spark_send_vs_bulk", "spark_send_1_core_vs_bulk", "spark_memory_1m_vs_100k")
+    assert bench.results["ratios"] == {}
+    assert bench.results["missing"] == dict.fromkeys(keys, "Spark needs Java")
