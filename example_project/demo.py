@@ -38,8 +38,10 @@ from commandbus import (
 )
 from commandbus.messages import LIVE, TERMINAL
 from commandbus.models import Audit, Batch, Command
+from example_project import payouts
 from example_project.database import CHECKOUT
 from example_project.payments.models import Account, Entry, Payment
+from example_project.payouts import DemoFailedError, Payouts
 from example_project.reports.models import Report
 
 ROUND = 20  # commands of each kind in one round
@@ -49,10 +51,6 @@ TROUBLES = ("INVALID_DATA", "BANK_DOWN")
 WEB_PAYMENTS = 3
 PATIENCE = 60  # seconds until everything sent must have ended
 PR_SET_PDEATHSIG = 1
-
-
-class DemoFailedError(Exception):
-    """What happened does not add up; the message says where."""
 
 
 class _Interrupted(Exception):  # noqa: N818 - not an error
@@ -69,6 +67,7 @@ class Demo:
         self.batches: list[UUID] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = 0
+        self.payouts: Payouts | None = None
 
     def run(self, *, once: bool) -> None:
         self._say("Preparing the database …")
@@ -81,19 +80,23 @@ class Demo:
             _reserved_port(8000) as self.port,
             _process("worker", "commandbus_worker", "payments", "reports", "--replies", "payments") as worker,
             _process("web", "runserver", "--noreload", f"127.0.0.1:{self.port}") as web,
+            _process("spark", *payouts.arguments(_folder(), self.run_id)) as spark,
         ):
             self.processes = [worker, web]
+            self.payouts = Payouts(spark, _folder())
             self._say(f"Payments: http://127.0.0.1:{self.port}/payments/")
             self._say(f"Admin:    http://127.0.0.1:{self.port}/admin/   user: admin   password: {password}")
             try:
                 self._send_round()
                 self._pay_on_the_web()
                 if once:
+                    self._wait_for_payouts()
                     self._wait_until_ended()
                     self._operate()
                     self._wait_until_ended()
                     self._report()
                 else:
+                    self._say("Spark starts, and will send a file of payouts as a batch.")
                     self._stay()
             except _Interrupted:
                 if once:
@@ -181,6 +184,19 @@ class Demo:
         self.expected += Counter({Status.COMPLETED: EDITED + 1, Status.CANCELED: 1})
         self.expected[Status.IN_TROUBLESHOOTING_QUEUE] -= EDITED + 2
 
+    def _wait_for_payouts(self) -> None:
+        while not self._tell_of_payouts():
+            _require_running(self.processes)
+            time.sleep(0.2)
+
+    def _tell_of_payouts(self) -> bool:
+        """Say what Spark has done, once it has. Answers whether it was said."""
+        if self.payouts is not None and (told := self.payouts.ended()):
+            self._say(told)
+            self.expected[Status.COMPLETED] += payouts.ROWS
+            self.payouts = None
+        return self.payouts is None
+
     def _wait_until_ended(self) -> None:
         deadline = time.monotonic() + PATIENCE
         while self._is_busy():
@@ -202,6 +218,7 @@ class Demo:
             or self._handled_replies() < resolved - reports
             or Payment.objects.filter(id__in=self.payments, outcome=None).exists()
             or not all(batch.is_complete for batch in self._batches())
+            or not payouts.summaries(self.run_id)
         )
 
     def _batches(self) -> list[BatchMetadata]:
@@ -214,6 +231,7 @@ class Demo:
         next_round = time.monotonic() + 5
         while True:
             _require_running(self.processes)
+            self._tell_of_payouts()
             if time.monotonic() > next_round:
                 self._send_round()
                 next_round = time.monotonic() + random.uniform(5, 10)  # noqa: S311
@@ -258,11 +276,15 @@ class Demo:
         self._check("FAILED replies", replies["FAILED"], statuses[Status.FAILED])
         self._check("CANCELED replies", replies["CANCELED"], statuses[Status.CANCELED])
         self._check("replies handled", handled, sum(replies.values()) - reports)
-        self._check("debits booked", entries, 2 * ROUND + EDITED)
+        self._check("debits booked", entries, 2 * ROUND + EDITED + payouts.ROWS)
         self._check("payments on the web", paid, WEB_PAYMENTS)
         self._check("reports", reports, ROUND + 1)
         counted = [(batch.status, batch.completed_count, batch.total_count) for batch in self._batches()]
         self._check("batches", counted, [(BatchStatus.COMPLETED, ROUND, ROUND)])
+        sent = Command.objects.filter(correlation_id=self.run_id, batch_id__isnull=False, domain="payments").count()
+        self._check("commands of Spark's batch", sent, payouts.ROWS)
+        done = f"{payouts.NAME}: {payouts.ROWS} of {payouts.ROWS} payouts are done"
+        self._check("summaries of it", payouts.summaries(self.run_id), [{"summary": done}])
         self._say("It adds up.\n")
         call_command("commandbus_status", stdout=self.out)
 
@@ -321,12 +343,17 @@ def _events(using: str, ids: list[UUID]) -> list[str]:
     return list(Audit.objects.using(using).filter(command_id__in=ids).values_list("event_type", flat=True))
 
 
+def _folder() -> Path:
+    """Where the demo's processes have their logs."""
+    folder = CHECKOUT / "build" / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @contextmanager
 def _process(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A child of ours with a log file of its own. It ends with us, even if we are killed."""
-    folder = CHECKOUT / "build" / "demo"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.log").open("wb") as log:
+    with (_folder() / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command line
             [sys.executable, str(CHECKOUT / "manage.py"), *arguments],
             cwd=CHECKOUT,
@@ -354,8 +381,7 @@ def _require_running(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is not None:
             name = " ".join(str(word) for word in process.args[2:])  # type: ignore[index]
-            logs = Path(CHECKOUT, "build", "demo")
-            raise DemoFailedError(f"'manage.py {name}' ended with {process.returncode}; its log is in {logs}")
+            raise DemoFailedError(f"'manage.py {name}' ended with {process.returncode}; its log is in {_folder()}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ QUICKLY = RetryPolicy(max_attempts=3, backoff=(0.5, 1))
 class Debit:
     account: str
     amount: Decimal
+    invoice: str = ""
     bank_is_down_for_attempts: int = 0
 
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from example_project.database import databases
+from tests.helpers import unmeasured
 from tests.settings import TEST_SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ def demo_environment(postgres: None) -> Iterator[dict[str, str]]:
     name = f"demo_{uuid4().hex}"
     TEST_SERVER.create_database(name)
     url = TEST_SERVER.url(name)
-    yield {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
+    yield {**unmeasured(os.environ), "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
     with psycopg.connect(TEST_SERVER.url("postgres"), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -41,6 +42,7 @@ def test_the_demo_adds_up(demo_environment: dict[str, str]) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "It adds up." in done.stdout
+        assert "Spark has sent 200 commands from a CSV file" in done.stdout
         assert "user: admin" in done.stdout
 
 
@@ -59,7 +61,7 @@ def test_an_interrupted_demo_leaves_nothing_running(demo_environment: dict[str, 
         if line.startswith("sent "):
             break
     children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
-    assert len(children) == 2
+    assert len(children) == 3
     demo.send_signal(number)
     output, _ = demo.communicate(timeout=60)
     assert demo.returncode == 0, output

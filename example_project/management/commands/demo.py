@@ -4,7 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from example_project.demo import Demo, DemoFailedError
+from example_project.demo import Demo
+from example_project.payouts import DemoFailedError
 
 
 class Command(BaseCommand):
