@@ -189,7 +189,9 @@ class SparkJobAdmin(ReadOnlyAdmin):
 
 def as_they_are(jobs: QuerySet[SparkJob]) -> QuerySet[Any]:
     """With what is not folded yet, the rows that were set aside by those that have not counted them, and the batch."""
-    aside = SparkReject.objects.filter(job_id=OuterRef("job_id")).order_by("digest").values("digest")
+    aside = (
+        SparkReject.objects.filter(job_id=OuterRef("job_id"), run=OuterRef("run")).order_by("digest").values("digest")
+    )
     counted = Func(ArraySubquery(aside[: MOST_COUNTED + 1]), function="cardinality", output_field=IntegerField())
     name = Batch.objects.filter(batch_id=OuterRef("batch_id")).values("name")[:1]
     return jobs.annotate(
@@ -219,7 +221,7 @@ def counts_of(job: Any) -> Counts:
 def set_aside(job: SparkJob, using: str, mask: Iterable[str]) -> list[tuple[str | None, ...]]:
     """Id, type, reason, and data or why not, of some of the rows that were set aside, without secrets."""
     # In the order of the one index they have: there may be millions.
-    rejects = SparkReject.objects.using(using).filter(job_id=job.job_id).order_by("digest")
+    rejects = SparkReject.objects.using(using).filter(job_id=job.job_id, run=job.run).order_by("digest")
     size = Func(F("data"), function="octet_length", output_field=IntegerField())
     texts = (Left("command_id", 100), Left("command_type", 300), Left("reason", 1000))
     rows = rejects.annotate(size=size).values_list(*texts, "size", Case(When(size__lte=MOST_BYTES, then=F("data"))))

@@ -14,10 +14,16 @@ class Migration(migrations.Migration):
                 (
                     "pk",
                     models.CompositePrimaryKey(
-                        "job_id", "digest", blank=True, editable=False, primary_key=True, serialize=False
+                        "job_id", "run", "digest", blank=True, editable=False, primary_key=True, serialize=False
                     ),
                 ),
                 ("job_id", models.TextField()),
+                (
+                    "run",
+                    models.IntegerField(
+                        help_text="Of the job. Those of earlier runs are kept until a later one has completed"
+                    ),
+                ),
                 ("digest", models.BinaryField(max_length=32)),
                 ("command_id", models.TextField(null=True)),
                 ("command_type", models.TextField(null=True)),
@@ -47,6 +53,7 @@ class Migration(migrations.Migration):
                 ("command_type", models.TextField()),
                 ("data", models.JSONField()),
                 ("content_hash", models.BinaryField(max_length=32)),
+                ("size", models.IntegerField(help_text="Bytes of its data as text")),
                 ("reply_to", models.TextField(null=True)),
                 ("correlation_id", models.UUIDField(null=True)),
                 ("delay", models.FloatField(null=True)),

@@ -77,6 +77,7 @@ class SparkStaged(models.Model):
     command_type = models.TextField()
     data = models.JSONField()
     content_hash = models.BinaryField(max_length=32)
+    size = models.IntegerField(help_text="Bytes of its data as text")
     reply_to = models.TextField(null=True)
     correlation_id = models.UUIDField(null=True)
     delay = models.FloatField(null=True)
@@ -90,10 +91,11 @@ class SparkStaged(models.Model):
 
 
 class SparkReject(models.Model):
-    """A row that was set aside, as it came. The same row is there once, however often it was written."""
+    """A row that was set aside, as it came. The same row is there once in a run, however often it was written."""
 
-    pk = models.CompositePrimaryKey("job_id", "digest")
+    pk = models.CompositePrimaryKey("job_id", "run", "digest")
     job_id = models.TextField()
+    run = models.IntegerField(help_text="Of the job. Those of earlier runs are kept until a later one has completed")
     digest = models.BinaryField(max_length=32)
     command_id = models.TextField(null=True)
     command_type = models.TextField(null=True)

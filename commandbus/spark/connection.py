@@ -39,9 +39,9 @@ DEFAULTS = {
 PAUSES = (0.1, 0.5, 1.0, 2.0)
 """Between two attempts to reach PostgreSQL; the last one repeats."""
 FUNCTION_IS_MISSING = {"3F000", "42883", "42P01"}
-AGAIN = {"25006", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05"}
+AGAIN = {"25006", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05", "CB007"}
 """What passes: a server that was a standby a moment ago, serialization, deadlocks, too many connections, locks, a
-server that stops or starts, and a connection that was ended because it was idle."""
+server that stops or starts, a connection that was ended because it was idle, and one who has just sent the same."""
 
 _OWN: dict[str, type[CommandBusError]] = {
     "CB001": UnknownDomainError,
@@ -151,6 +151,8 @@ class Session:
             cursor = self._connection.cursor(binary=True)
             if however_long:
                 cursor.execute("SET LOCAL statement_timeout = 0")
+                if self._connection.info.server_version >= 170000:
+                    cursor.execute("SET LOCAL transaction_timeout = 0")
             return cursor.execute(query.encode(), arguments).fetchall()
 
 

@@ -49,6 +49,11 @@ class Job:
         )
 
 
+def verify_job(session: Session, options: WriteOptions) -> None:
+    """Raises a CommandBusError if there can be no such job, in no domain of this name for example. Writes nothing."""
+    session.call("SELECT commandbus.verify_spark_job(%s, %s)::text", [options.job_id or "stream", options.domain])
+
+
 def open_job(session: Session, options: WriteOptions) -> int:
     """Begin a job, or begin it again; answer the number of the run."""
     batch = options.batch
@@ -63,6 +68,7 @@ def open_job(session: Session, options: WriteOptions) -> int:
             None if batch is None else batch.custom_data,
             None if batch is None else batch.on_complete,
         ],
+        however_long=True,  # it removes what a killed run has kept
     )
     return int(run)
 
@@ -76,7 +82,7 @@ def close_job(session: Session, job_id: str, run: int, rows: int, rejected: int,
 
 
 def fail_job(session: Session, job_id: str, run: int, error: str) -> None:
-    session.call("SELECT commandbus.fail_spark_job(%s, %s, %s)", [job_id, run, error])
+    session.call("SELECT commandbus.fail_spark_job(%s, %s, %s)", [job_id, run, error], however_long=True)
 
 
 def find_job(session: Session, job_id: str) -> Job | None:

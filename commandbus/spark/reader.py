@@ -10,7 +10,7 @@ import psycopg
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from commandbus.exceptions import ConfigurationError
-from commandbus.spark.connection import Parameters, connected, own_error, resolved
+from commandbus.spark.connection import Parameters, Session, connected, own_error, resolved
 from commandbus.spark.options import known, required, whole_number
 
 READING = ("url", "table", "jobId", "numPartitions")
@@ -23,8 +23,9 @@ ROWS_AT_A_TIME = 1000
 
 @dataclass
 class DigestRange(InputPartition):
-    """Of the digests that rejects have as their key: they are spread evenly. `end` is None in the last one."""
+    """Of the digests of what a run has set aside: they are spread evenly. `end` is None in the last one."""
 
+    run: int
     start: bytes
     end: bytes | None
 
@@ -39,8 +40,11 @@ class RejectsReader(DataSourceReader):
         self._parameters: Parameters = resolved(required(given, "url", "postgresql://user@host:5432/database"))
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Of the last run that has set something aside. What is just being sent may be these rows, corrected."""
+        with Session(self._parameters, patience=0) as session:
+            [(run,)] = session.call("SELECT max(run) FROM command_bus_spark_reject WHERE job_id = %s", [self._job_id])
         bounds = [bytes([256 * number // self._partitions]) for number in range(self._partitions)]
-        return [DigestRange(start, end) for start, end in zip(bounds, [*bounds[1:], None], strict=True)]
+        return [DigestRange(run or 0, start, end) for start, end in zip(bounds, [*bounds[1:], None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, DigestRange)  # noqa: S101 - we made it
@@ -51,8 +55,9 @@ class RejectsReader(DataSourceReader):
                     cursor.execute(
                         "SELECT job_id, command_id, command_type, data, correlation_id, reply_to, delay, reason,"
                         " rejected_at FROM command_bus_spark_reject"
-                        " WHERE job_id = %s AND digest >= %s AND (%s::bytea IS NULL OR digest < %s) ORDER BY digest",
-                        [self._job_id, partition.start, partition.end, partition.end],
+                        " WHERE job_id = %s AND run = %s AND digest >= %s AND (%s::bytea IS NULL OR digest < %s)"
+                        " ORDER BY digest",
+                        [self._job_id, partition.run, partition.start, partition.end, partition.end],
                     )
                     yield from cursor
             except psycopg.Error as error:

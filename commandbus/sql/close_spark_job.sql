@@ -32,8 +32,13 @@ BEGIN
         SET status = 'COMPLETED', row_count = close_spark_job.row_count, rejected_count = _rejected, error = NULL,
             duplicate_count = greatest(0, close_spark_job.row_count - j.sent_count - _rejected), ended_at = clock_timestamp()
         WHERE j.job_id = close_spark_job.job_id;
+        -- This run has met again whatever an earlier one had set aside, and still cannot send.
+        DELETE FROM public.command_bus_spark_reject r WHERE r.job_id = close_spark_job.job_id AND r.run < close_spark_job.run;
         IF _job.batch_id IS NOT NULL THEN
             PERFORM commandbus.seal_batch(_job.domain, _job.batch_id);
+        END IF;
+        IF _job.atomic THEN
+            PERFORM commandbus.wake(_job.domain);
         END IF;
     END IF;
     RETURN commandbus.spark_job_now(close_spark_job.job_id);
@@ -41,6 +46,9 @@ END;
 $function$;
 
 -- Sends what an atomic job has kept. Answers how many commands were set aside instead.
+--
+-- It has no block with an exception handler: each of many would be a subtransaction, and more than 64 of them in one
+-- transaction slow everybody down. And it wakes nobody, for nobody could wake the same worker until it has ended.
 CREATE OR REPLACE FUNCTION commandbus.spark_release(job public.command_bus_spark_job, reject boolean)
 RETURNS integer
 LANGUAGE plpgsql
@@ -49,33 +57,60 @@ SET enable_seqscan = off
 AS $function$
 DECLARE
     _chunk record;
+    _is_new boolean[];
     _bad bigint[];
     _why text[];
+    _sent bigint;
+    _refused boolean;
     _rejected integer := 0;
     _last uuid := '00000000-0000-0000-0000-000000000000';
 BEGIN
     LOOP
-        SELECT array_agg(s.command_id::text) AS ids, array_agg(s.command_type) AS types, array_agg(s.data::text) AS data,
-               array_agg(s.reply_to) AS reply_to, array_agg(s.correlation_id::text) AS correlation_ids,
-               array_agg(s.delay) AS delays
+        SELECT array_agg(s.command_id::text ORDER BY s.command_id) AS ids,
+               array_agg(s.command_type ORDER BY s.command_id) AS types,
+               array_agg(s.data::text ORDER BY s.command_id) AS data,
+               array_agg(s.reply_to ORDER BY s.command_id) AS reply_to,
+               array_agg(s.correlation_id::text ORDER BY s.command_id) AS correlation_ids,
+               array_agg(s.delay ORDER BY s.command_id) AS delays
         INTO _chunk
         FROM (
-            SELECT s.* FROM public.command_bus_spark_staged s
-            WHERE s.job_id = (job).job_id AND s.command_id >= _last
-            ORDER BY s.job_id, s.command_id
-            LIMIT 1000
-        ) AS s;
+            SELECT n.*, sum(n.size) OVER (ORDER BY n.command_id) - n.size AS before
+            FROM (
+                SELECT s.* FROM public.command_bus_spark_staged s
+                WHERE s.job_id = (job).job_id AND s.command_id >= _last
+                ORDER BY s.job_id, s.command_id
+                LIMIT 1000
+            ) AS n
+        ) AS s
+        WHERE s.before < 4194304;  -- large ones, fewer at a time: all of a chunk is in memory, more than once
         EXIT WHEN _chunk.ids IS NULL;
-        SELECT array_agg(d.ordinal), array_agg(d.problem) INTO _bad, _why
-        FROM commandbus.spark_dispatch(job, _chunk.ids, _chunk.types, _chunk.data, _chunk.reply_to, _chunk.correlation_ids,
-                                       _chunk.delays, NULL, spark_release.reject) AS d;
-        IF _bad IS NOT NULL AND NOT spark_release.reject THEN
+        -- Between the judgement and the insert somebody else may send the same. Then it is judged again.
+        FOR _attempt IN 1..20 LOOP
+            SELECT array_agg(j.is_new ORDER BY j.ordinal), array_agg(j.ordinal) FILTER (WHERE j.problem IS NOT NULL),
+                   array_agg(j.problem) FILTER (WHERE j.problem IS NOT NULL)
+            INTO _is_new, _bad, _why
+            FROM commandbus.spark_judge((job).domain, _chunk.ids, _chunk.types, _chunk.data, _chunk.reply_to,
+                                        _chunk.correlation_ids, _chunk.delays, NULL) AS j;
+            IF _bad IS NOT NULL AND NOT spark_release.reject THEN
+                RAISE EXCEPTION USING
+                    ERRCODE = 'CB002',
+                    MESSAGE = format('command %s of type %L cannot be sent: %s', _chunk.ids[_bad[1]],
+                                     _chunk.types[_bad[1]], _why[1]),
+                    HINT = 'Nothing was sent; correct it and begin the job again, or let it be set aside';
+            END IF;
+            SELECT n.sent, n.refused INTO _sent, _refused
+            FROM commandbus.spark_send_new(job, _chunk.ids, _chunk.types, _chunk.data, _chunk.reply_to,
+                                           _chunk.correlation_ids, _chunk.delays, _is_new, false) AS n;
+            EXIT WHEN NOT _refused;
+        END LOOP;
+        IF _refused THEN
             RAISE EXCEPTION USING
-                ERRCODE = 'CB002',
-                MESSAGE = format('command %s of type %L cannot be sent: %s', _chunk.ids[_bad[1]], _chunk.types[_bad[1]],
-                                 _why[1]),
-                HINT = 'Nothing was sent; correct it and begin the job again, or let it be set aside';
+                ERRCODE = 'serialization_failure',
+                MESSAGE = format('others send the commands of job %L at the same time, again and again', (job).job_id);
         END IF;
+        PERFORM commandbus.spark_set_aside(job, _chunk.ids, _chunk.types, _chunk.data, _chunk.reply_to,
+                                           _chunk.correlation_ids, _chunk.delays, _bad, _why);
+        INSERT INTO public.command_bus_spark_job_delta (job_id, row_count, sent_count) VALUES ((job).job_id, 0, _sent);
         _rejected := _rejected + coalesce(cardinality(_bad), 0);
         DELETE FROM public.command_bus_spark_staged s
         WHERE s.job_id = (job).job_id AND s.command_id = ANY (_chunk.ids::uuid[]);

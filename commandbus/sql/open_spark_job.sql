@@ -1,6 +1,6 @@
 -- Begins a job that sends a DataFrame, or begins it again: the same id goes on where the last run has ended. Answers the
--- number of this run. What an earlier run still writes is refused from now on, and what it has set aside is forgotten,
--- for this run meets those rows again. With a `batch_id`, the commands become part of that batch, which is opened as by
+-- number of this run. What an earlier run still writes is refused from now on. What it has set aside stays until this run
+-- has ended well: it may be what this run reads. With a `batch_id`, the commands become part of that batch, which is opened as by
 -- commandbus.open_batch.
 CREATE OR REPLACE FUNCTION commandbus.open_spark_job(
     job_id text,
@@ -26,7 +26,6 @@ BEGIN
     IF FOUND THEN
         PERFORM commandbus.refuse_other_spark_job(_job, open_spark_job.domain, open_spark_job.batch_id, false);
         DELETE FROM public.command_bus_spark_staged s WHERE s.job_id = open_spark_job.job_id;
-        DELETE FROM public.command_bus_spark_reject r WHERE r.job_id = open_spark_job.job_id;
         PERFORM commandbus.fold_spark_job(open_spark_job.job_id);
         UPDATE public.command_bus_spark_job j
         SET status = 'RUNNING', run = j.run + 1, atomic = open_spark_job.atomic, sent_before = j.sent_count, row_count = 0,

@@ -117,7 +117,7 @@ AS $function$
 DECLARE
     _rows integer := cardinality(spark_dispatch.command_ids);
     _refused boolean := spark_dispatch.problems IS NOT NULL;
-    _new bigint[];
+    _is_new boolean[];
     _bad bigint[];
     _why text[];
     _sent bigint := 0;
@@ -140,9 +140,9 @@ BEGIN
     -- Between the judgement and the insert somebody else may send the same. Then it is judged again.
     FOR _attempt IN 1..20 LOOP
         EXIT WHEN NOT _refused;
-        SELECT array_agg(j.ordinal) FILTER (WHERE j.is_new), array_agg(j.ordinal) FILTER (WHERE j.problem IS NOT NULL),
+        SELECT array_agg(j.is_new ORDER BY j.ordinal), array_agg(j.ordinal) FILTER (WHERE j.problem IS NOT NULL),
                array_agg(j.problem) FILTER (WHERE j.problem IS NOT NULL)
-        INTO _new, _bad, _why
+        INTO _is_new, _bad, _why
         FROM commandbus.spark_judge(
             (job).domain, spark_dispatch.command_ids, spark_dispatch.command_types, spark_dispatch.data,
             spark_dispatch.reply_to, spark_dispatch.correlation_ids, spark_dispatch.delays, spark_dispatch.problems) AS j;
@@ -151,21 +151,10 @@ BEGIN
             RETURN;
         END IF;
         BEGIN
-            SELECT count(*) FILTER (WHERE s.outcome = 'SENT'),
-                   coalesce(bool_or(s.outcome IN ('CONFLICT', 'TOO_LARGE')), false)
-            INTO _sent, _refused
-            FROM (
-                SELECT array_agg(i.command_id::uuid) AS ids, array_agg(i.command_type) AS types,
-                       array_agg(i.data::jsonb) AS data, array_agg(i.reply_to) AS reply_to,
-                       array_agg(i.correlation_id::uuid) AS correlation_ids, array_agg(i.delay) AS delays
-                FROM unnest(spark_dispatch.command_ids, spark_dispatch.command_types, spark_dispatch.data,
-                            spark_dispatch.reply_to, spark_dispatch.correlation_ids, spark_dispatch.delays)
-                    WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, ordinal)
-                WHERE i.ordinal = ANY (_new)
-            ) AS n
-            CROSS JOIN LATERAL commandbus.send(
-                (job).domain, n.ids, n.types, n.data, n.reply_to, n.correlation_ids, n.delays, NULL, true, (job).batch_id) AS s
-            WHERE n.ids IS NOT NULL;
+            SELECT n.sent, n.refused INTO _sent, _refused
+            FROM commandbus.spark_send_new(
+                job, spark_dispatch.command_ids, spark_dispatch.command_types, spark_dispatch.data, spark_dispatch.reply_to,
+                spark_dispatch.correlation_ids, spark_dispatch.delays, _is_new, true) AS n;
         EXCEPTION
             WHEN SQLSTATE 'CB007' THEN
                 _refused := true;
@@ -177,10 +166,47 @@ BEGIN
             MESSAGE = format('others send the commands of job %L at the same time, again and again', (job).job_id);
     END IF;
     PERFORM commandbus.spark_set_aside(
-        (job).job_id, spark_dispatch.command_ids, spark_dispatch.command_types, spark_dispatch.data,
+        job, spark_dispatch.command_ids, spark_dispatch.command_types, spark_dispatch.data,
         spark_dispatch.reply_to, spark_dispatch.correlation_ids, spark_dispatch.delays, _bad, _why);
     INSERT INTO public.command_bus_spark_job_delta (job_id, row_count, sent_count) VALUES ((job).job_id, _rows, _sent);
     RETURN QUERY SELECT b.ordinal, b.problem FROM unnest(_bad, _why) AS b(ordinal, problem);
+END;
+$function$;
+
+-- Sends the rows that are new. Answers how many, or that it was refused: somebody has sent one of them meanwhile, with
+-- other content, and nothing was written. (In a batch, whatever somebody has sent meanwhile is an error CB007.)
+CREATE OR REPLACE FUNCTION commandbus.spark_send_new(
+    job public.command_bus_spark_job,
+    command_ids text[],
+    command_types text[],
+    data text[],
+    reply_to text[],
+    correlation_ids text[],
+    delays double precision[],
+    is_new boolean[],
+    wake boolean,
+    OUT sent bigint,
+    OUT refused boolean
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    SELECT count(*) FILTER (WHERE s.outcome = 'SENT'), coalesce(bool_or(s.outcome IN ('CONFLICT', 'TOO_LARGE')), false)
+    INTO sent, refused
+    FROM (
+        SELECT array_agg(i.command_id::uuid) AS ids, array_agg(i.command_type) AS types, array_agg(i.data::jsonb) AS data,
+               array_agg(i.reply_to) AS reply_to, array_agg(i.correlation_id::uuid) AS correlation_ids,
+               array_agg(i.delay) AS delays
+        FROM unnest(spark_send_new.command_ids, spark_send_new.command_types, spark_send_new.data, spark_send_new.reply_to,
+                    spark_send_new.correlation_ids, spark_send_new.delays, spark_send_new.is_new)
+            AS i(command_id, command_type, data, reply_to, correlation_id, delay, is_new)
+        WHERE i.is_new
+    ) AS n
+    CROSS JOIN LATERAL commandbus.send(
+        (job).domain, n.ids, n.types, n.data, n.reply_to, n.correlation_ids, n.delays, NULL, spark_send_new.wake,
+        (job).batch_id) AS s
+    WHERE n.ids IS NOT NULL;
 END;
 $function$;
 
@@ -204,13 +230,13 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$
 DECLARE
-    _new bigint[];
+    _is_new boolean[];
     _bad bigint[];
     _why text[];
 BEGIN
-    SELECT array_agg(j.ordinal) FILTER (WHERE j.is_new), array_agg(j.ordinal) FILTER (WHERE j.problem IS NOT NULL),
+    SELECT array_agg(j.is_new ORDER BY j.ordinal), array_agg(j.ordinal) FILTER (WHERE j.problem IS NOT NULL),
            array_agg(j.problem) FILTER (WHERE j.problem IS NOT NULL)
-    INTO _new, _bad, _why
+    INTO _is_new, _bad, _why
     FROM commandbus.spark_judge(
         (job).domain, spark_stage.command_ids, spark_stage.command_types, spark_stage.data, spark_stage.reply_to,
         spark_stage.correlation_ids, spark_stage.delays, spark_stage.problems) AS j;
@@ -220,32 +246,33 @@ BEGIN
     END IF;
     BEGIN
         INSERT INTO public.command_bus_spark_staged (
-            job_id, command_id, command_type, data, content_hash, reply_to, correlation_id, delay
+            job_id, command_id, command_type, data, content_hash, size, reply_to, correlation_id, delay
         )
         SELECT (job).job_id, i.command_id::uuid, i.command_type, i.data::jsonb,
-               commandbus.content_hash(i.command_type, i.data::jsonb), i.reply_to, i.correlation_id::uuid, i.delay
+               commandbus.content_hash(i.command_type, i.data::jsonb), octet_length(i.data), i.reply_to,
+               i.correlation_id::uuid, i.delay
         FROM unnest(spark_stage.command_ids, spark_stage.command_types, spark_stage.data, spark_stage.reply_to,
-                    spark_stage.correlation_ids, spark_stage.delays)
-            WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, ordinal)
-        WHERE i.ordinal = ANY (_new)
+                    spark_stage.correlation_ids, spark_stage.delays, _is_new)
+            AS i(command_id, command_type, data, reply_to, correlation_id, delay, is_new)
+        WHERE i.is_new
         ORDER BY i.command_id::uuid  -- so that two who stage the same do not deadlock
         ON CONFLICT DO NOTHING;
         SELECT _bad || array_agg(i.ordinal),
-               _why || array_agg('another row has its command_id, with another type or other data'::text)
+               _why || array_agg('another row has its command_id, with another type or other data; is what the id follows from unique?'::text)
         INTO _bad, _why
-        FROM unnest(spark_stage.command_ids, spark_stage.command_types, spark_stage.data)
-            WITH ORDINALITY AS i(command_id, command_type, data, ordinal)
+        FROM unnest(spark_stage.command_ids, spark_stage.command_types, spark_stage.data, _is_new)
+            WITH ORDINALITY AS i(command_id, command_type, data, is_new, ordinal)
         CROSS JOIN LATERAL (
             SELECT s.content_hash FROM public.command_bus_spark_staged s
             WHERE s.job_id = (job).job_id AND s.command_id = i.command_id::uuid
             LIMIT 1
         ) AS s
-        WHERE i.ordinal = ANY (_new) AND s.content_hash <> commandbus.content_hash(i.command_type, i.data::jsonb);
+        WHERE i.is_new AND s.content_hash <> commandbus.content_hash(i.command_type, i.data::jsonb);
         IF _bad IS NOT NULL AND NOT spark_stage.reject THEN
             RAISE EXCEPTION USING ERRCODE = 'CB002', MESSAGE = 'what was inserted is taken back';
         END IF;
         PERFORM commandbus.spark_set_aside(
-            (job).job_id, spark_stage.command_ids, spark_stage.command_types, spark_stage.data,
+            job, spark_stage.command_ids, spark_stage.command_types, spark_stage.data,
             spark_stage.reply_to, spark_stage.correlation_ids, spark_stage.delays, _bad, _why);
         INSERT INTO public.command_bus_spark_job_delta (job_id, row_count, sent_count)
         VALUES ((job).job_id, cardinality(spark_stage.command_ids), 0);
@@ -293,11 +320,13 @@ BEGIN
                     spark_judge.correlation_ids, spark_judge.delays, spark_judge.problems)
             WITH ORDINALITY AS i(command_id, command_type, data, reply_to, correlation_id, delay, problem, ordinal)
     ), readable AS MATERIALIZED (
-        SELECT g.ordinal, g.command_id::uuid AS command_id, commandbus.content_hash(g.command_type, g.data::jsonb) AS hash
+        -- One pass over all rows, also over those that cannot be read: a join of what was set apart would take the square
+        -- of their number.
+        SELECT g.ordinal, g.problem, CASE WHEN g.problem IS NULL THEN g.command_id::uuid END AS command_id,
+               CASE WHEN g.problem IS NULL THEN commandbus.content_hash(g.command_type, g.data::jsonb) END AS hash
         FROM given g
-        WHERE g.problem IS NULL
     ), compared AS (
-        SELECT r.ordinal, r.hash, coalesce(k.content_hash, t.content_hash) AS known_hash,
+        SELECT r.ordinal, r.problem, r.hash, coalesce(k.content_hash, t.content_hash) AS known_hash,
                o.domain AS elsewhere,
                first_value(r.hash) OVER same_id AS first_hash, row_number() OVER same_id AS occurrence
         FROM readable r
@@ -317,19 +346,18 @@ BEGIN
         ) AS o ON true
         WINDOW same_id AS (PARTITION BY r.command_id ORDER BY r.ordinal)
     )
-    SELECT g.ordinal,
-           coalesce(c.known_hash IS NULL AND c.elsewhere IS NULL AND c.occurrence = 1, false),
+    SELECT c.ordinal,
+           c.problem IS NULL AND c.known_hash IS NULL AND c.elsewhere IS NULL AND c.occurrence = 1,
            CASE
-               WHEN g.problem IS NOT NULL THEN g.problem
+               WHEN c.problem IS NOT NULL THEN c.problem
                WHEN c.known_hash <> c.hash
                THEN 'it was sent before with another type or other data; send a changed command under a new id'
                WHEN c.known_hash IS NULL AND c.elsewhere IS NOT NULL
                THEN format('its command_id was sent to domain %s before', c.elsewhere)
                WHEN c.known_hash IS NULL AND c.first_hash <> c.hash
-               THEN 'another row has its command_id, with another type or other data'
+               THEN 'another row has its command_id, with another type or other data; is what the id follows from unique?'
            END
-    FROM given g
-    LEFT JOIN compared c ON c.ordinal = g.ordinal;
+    FROM compared c;
 END;
 $function$;
 
@@ -362,12 +390,12 @@ DECLARE
     _data jsonb;
     _id text;
 BEGIN
-    IF command_id IS NULL THEN
-        RETURN 'it has no command_id';
-    ELSIF command_type IS NULL THEN
+    IF command_type IS NULL THEN
         RETURN 'it has no command_type';
     ELSIF length(command_type) NOT BETWEEN 1 AND 255 THEN
         RETURN format('its command_type has %s characters; 1 to 255 are allowed', length(command_type));
+    ELSIF command_id IS NULL THEN
+        RETURN 'it has no command_id';
     ELSIF data IS NULL THEN
         RETURN 'it has no data; use {} if there are none';
     ELSIF NOT coalesce(delay, 0) BETWEEN 0 AND 3155760000 THEN
@@ -408,17 +436,18 @@ $function$;
 
 -- Keeps the rows numbered `ordinals` as they came.
 CREATE OR REPLACE FUNCTION commandbus.spark_set_aside(
-    job_id text, command_ids text[], command_types text[], data text[], reply_to text[], correlation_ids text[],
-    delays double precision[], ordinals bigint[], reasons text[]
+    job public.command_bus_spark_job, command_ids text[], command_types text[], data text[], reply_to text[],
+    correlation_ids text[], delays double precision[], ordinals bigint[], reasons text[]
 )
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
+SET enable_hashjoin = on  -- some who call this do without
 AS $function$
     INSERT INTO public.command_bus_spark_reject (
-        job_id, digest, command_id, command_type, data, correlation_id, reply_to, delay, reason, rejected_at
+        job_id, run, digest, command_id, command_type, data, correlation_id, reply_to, delay, reason, rejected_at
     )
-    SELECT spark_set_aside.job_id,
+    SELECT (job).job_id, (job).run,
            sha256(convert_to(to_jsonb(ARRAY[i.command_id, i.command_type, i.data, i.correlation_id, i.reply_to,
                                             i.delay::text])::text, 'UTF8')) AS digest,
            i.command_id, i.command_type, i.data, i.correlation_id, i.reply_to, i.delay, b.reason, clock_timestamp()

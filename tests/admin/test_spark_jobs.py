@@ -337,8 +337,8 @@ def test_with_many_jobs_and_rows_a_bounded_number_is_read(admin_client: Client) 
             " 'RUNNING', 1, now() - n * interval '1 second' FROM generate_series(1, 20000) AS n"
         )
         cursor.execute(
-            "INSERT INTO command_bus_spark_reject (job_id, digest, reason, rejected_at)"
-            " SELECT CASE WHEN n % 100 = 0 THEN 'job 1' ELSE 'big' END, sha256(n::text::bytea), 'bad', now()"
+            "INSERT INTO command_bus_spark_reject (job_id, run, digest, reason, rejected_at)"
+            " SELECT CASE WHEN n % 100 = 0 THEN 'job 1' ELSE 'big' END, 1, sha256(n::text::bytea), 'bad', now()"
             " FROM generate_series(1, 50000) AS n"
         )
         cursor.execute("ANALYZE command_bus_spark_job, command_bus_spark_reject")

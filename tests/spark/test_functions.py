@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from threading import Barrier
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -170,7 +171,7 @@ def test_the_same_id_with_other_content_is_a_problem_of_the_later_one() -> None:
     problems = write(row(known), row(twice), row(twice), row(twice, '{"n": 2}'), reject=True)
     assert [number for number, _ in problems] == [1, 4]
     assert problems[0][1].startswith("it was sent before with another type or other data")
-    assert problems[1][1] == "another row has its command_id, with another type or other data"
+    assert problems[1][1].startswith("another row has its command_id, with another type or other data; is what")
     assert counts(close(4, 2)) == (1, 1, 2)
 
 
@@ -280,7 +281,7 @@ def test_rows_of_an_atomic_job_that_contradict_each_other_are_found() -> None:
     assert write(row(command_id)) == []
     assert write(row(command_id)) == []
     assert write(row(command_id, '{"n": 2}')) == [
-        (1, "another row has its command_id, with another type or other data")
+        (1, "another row has its command_id, with another type or other data; is what the id follows from unique?")
     ]
     assert write(row(None)) == [(1, "it has no command_id")]
 
@@ -290,7 +291,7 @@ def test_a_refused_call_of_an_atomic_job_keeps_nothing() -> None:
     command_id = uuid4()
     write(row(command_id))
     assert write(row(uuid4()), row(command_id, '{"n": 2}')) == [
-        (2, "another row has its command_id, with another type or other data")
+        (2, "another row has its command_id, with another type or other data; is what the id follows from unique?")
     ]
     assert SparkStaged.objects.count() == 1
     assert not SparkReject.objects.exists()
@@ -421,25 +422,71 @@ def test_the_end_of_a_job_waits_for_those_who_write_and_lets_nobody_pass() -> No
         assert "has ended (COMPLETED)" in passing.result()
 
 
+def test_what_an_earlier_run_set_aside_is_there_until_a_later_one_has_completed() -> None:
+    """A later run may read it, to send it again with corrections."""
+    begin()
+    write(row(None), row("17"), reject=True)
+    close(2, 2)
+    begin()
+    assert SparkReject.objects.filter(run=1).count() == 2
+    write(row(None), run=2, reject=True)
+    assert counts(close(2, 1, run=2)) == (0, 1, 1)
+    assert SparkReject.objects.get().run == 2
+
+
+def test_large_rows_of_an_atomic_job_are_released_a_few_at_a_time() -> None:
+    begin(atomic=True)
+    large = json.dumps({"text": "x" * 1_000_000})
+    assert write(*[row(uuid4(), large) for _ in range(10)]) == []
+    before = SparkJobDelta.objects.create(job_id="another", row_count=0, sent_count=0).id
+    assert counts(close(10)) == (10, 0, 0)
+    after = SparkJobDelta.objects.create(job_id="another", row_count=0, sent_count=0).id
+    assert after - before == 3  # five of them reach the bound of 4 MiB, and so do the others
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_atomic_job_wakes_one_worker_at_its_end_and_makes_no_subtransactions() -> None:
+    begin(atomic=True)
+    write(*[row(uuid4()) for _ in range(3000)])
+    with psycopg.connect(**libpq_parameters()) as other:
+        nodes = [uuid4(), uuid4(), uuid4()]
+        for node in nodes:
+            other.execute("SELECT commandbus.set_idle(ARRAY['orders'], %s)", [node])
+        other.commit()
+        other.execute("SELECT commandbus.close_spark_job('job', 1, 3000)")
+        [(waiting,)] = other.execute("SELECT count(*) FROM command_bus_idle_worker").fetchall()
+        [(subtransactions,)] = other.execute(
+            "SELECT subxact_count FROM pg_stat_get_backend_subxact((SELECT pg_stat_get_backend_idset FROM"
+            " pg_stat_get_backend_idset() WHERE pg_stat_get_backend_pid(pg_stat_get_backend_idset) = pg_backend_pid()))"
+        ).fetchall()
+        other.commit()
+    assert waiting == 2
+    assert subtransactions == 0
+    assert Command.objects.count() == 3000
+
+
 @pytest.mark.django_db(transaction=True)
 def test_two_who_send_the_same_ids_in_opposite_order_do_not_deadlock() -> None:
     for name in ("a", "b"):
         begin(name)
-    ids = sorted(str(uuid4()) for _ in range(400))
+    ids = [str(uuid4()) for _ in range(12_000)]
+    together = Barrier(2)
 
-    def send(job_id: str, mine: list[str]) -> None:
+    def send(job_id: str, step: int) -> None:
+        """The same three thousand at the same time, from the one end or from the other."""
         with psycopg.connect(**libpq_parameters(), autocommit=True) as other:
-            for start in range(0, len(mine), 100):
-                part = mine[start : start + 100]
+            for start in range(0, len(ids), 3000):
+                part = sorted(ids[start : start + 3000])[::step]
+                together.wait(30)
                 other.execute(
-                    "SELECT * FROM commandbus.spark_send(%s, 1, %s, array_fill('Ship'::text, ARRAY[100]),"
-                    " array_fill('{}'::text, ARRAY[100]))",
+                    "SELECT * FROM commandbus.spark_send(%s, 1, %s, array_fill('Ship'::text, ARRAY[3000]),"
+                    " array_fill('{}'::text, ARRAY[3000]))",
                     [job_id, part],
                 )
 
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(send, "a", ids), pool.submit(send, "b", ids[::-1])]:
+        for done in [pool.submit(send, "a", 1), pool.submit(send, "b", -1)]:
             done.result()
-    sent = [close(400, job_id=name)["sent_count"] for name in ("a", "b")]
-    assert sum(sent) == 400
-    assert Command.objects.count() == 400
+    sent = [close(12_000, job_id=name)["sent_count"] for name in ("a", "b")]
+    assert sum(sent) == 12_000
+    assert Command.objects.count() == 12_000

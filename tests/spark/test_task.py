@@ -7,6 +7,8 @@ import json
 import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,6 +16,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg import sql
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -228,6 +231,47 @@ def test_a_statement_that_was_committed_before_the_connection_was_lost_is_repeat
     job.commit([job.write(batches([row(0), row(1)]))])
     found = SparkJob.objects.get()
     assert (found.sent_count, found.duplicate_count, Command.objects.count()) == (2, 0, 2)
+
+
+@contextmanager
+def short_statements() -> Iterator[None]:
+    """New sessions may have these only, and meanwhile somebody takes long to let go of the job."""
+    with psycopg.connect(**libpq_parameters(), autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        limits = ["statement_timeout", *(["transaction_timeout"] if connection.info.server_version >= 170000 else [])]
+        for limit in map(sql.Identifier, limits):
+            connection.execute(sql.SQL("ALTER DATABASE {} SET {} = '100ms'").format(name, limit))
+        hold = "SELECT pg_advisory_xact_lock_shared(commandbus.spark_job_key('job')), pg_sleep(1)"
+        try:
+            with ThreadPoolExecutor() as pool:
+                held = pool.submit(connection.execute, hold)
+                wait_until(_is_held, "the one who holds it")
+                yield
+                assert held.done()
+        finally:
+            for limit in map(sql.Identifier, limits):
+                connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(name, limit))
+
+
+def _is_held() -> bool:
+    with psycopg.connect(**libpq_parameters(), autocommit=True, options="-c statement_timeout=0") as other:
+        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+        return other.execute(query).fetchone() == (1,)
+
+
+def test_a_database_that_allows_only_short_statements_is_no_obstacle(url: str) -> None:
+    """Neither to begin a job, nor to end it: an atomic one may have millions of rows to remove or to send then."""
+    with short_statements():
+        job = writer(url, atomic="true")
+    job.write(batches([row(n) for n in range(3)]))
+    with short_statements():
+        job.abort([])
+    assert SparkJob.objects.get().status == "FAILED"
+    job = writer(url, atomic="true")
+    message = job.write(batches([row(n) for n in range(3)]))
+    with short_statements():
+        job.commit([message])
+    assert Command.objects.count() == 3
 
 
 def test_a_database_that_stays_away_ends_the_task_after_some_patience(url: str) -> None:
