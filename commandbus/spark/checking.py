@@ -22,7 +22,8 @@ def count_rows(df: DataFrame, *, all_right: bool) -> int:
     if not all_right:
         return df.count()
     problem = _problem(df.schema)
-    shown = [F.col(name).cast("string").alias(name) for name in ("command_id", "command_type") if name in df.columns]
+    names = ("origin", "command_id", "command_type")
+    shown = [F.col(name).cast("string").alias(name) for name in names if name in df.columns]
     wrong = F.when(problem.isNotNull(), F.struct(problem.alias("problem"), *shown))
     [row] = df.agg(
         F.count(F.lit(1)).alias("rows"),
@@ -32,10 +33,12 @@ def count_rows(df: DataFrame, *, all_right: bool) -> int:
     if row["wrong"]:
         first = row["first"].asDict()
         why = first.pop("problem")
-        which = ", ".join(f"{name} {value!r:.100}" for name, value in first.items())
+        named = [f"{name} {value!r:.300}" for name, value in first.items() if value is not None]
+        which = ", ".join(named) or "without an id"
         raise InvalidCommandError(
-            f"{row['wrong']:,} of {row['rows']:,} rows cannot be sent; one of them ({which}): {why}. Nothing was sent: "
-            f"correct them, or set such rows aside with onInvalid=reject (in the shell: --rejects FOLDER)"
+            f"{row['wrong']:,} of {row['rows']:,} rows cannot be sent; one of them ({which}): {why}. "
+            f"Nothing was sent: correct them, or set such rows aside with onInvalid=reject (in the shell: --rejects "
+            f"FOLDER)"
         )
     return int(row["rows"])
 
@@ -44,33 +47,35 @@ def _problem(schema: StructType) -> Column:
     """What Spark can tell of it. PostgreSQL is stricter, and has the last word."""
     names = schema.fieldNames()
     rules: list[tuple[Column, str]] = []
-    if "command_id" in names:
-        rules += [
-            (F.col("command_id").isNull(), "it has no command_id"),
-            (~F.col("command_id").rlike(UUID_PATTERN), "its command_id is not a UUID"),
-        ]
-    if "key" in names:
-        rules.append((F.col("key").isNull(), "its key is null"))
     if "command_type" in names:
         length = F.length("command_type")
         rules += [
             (F.col("command_type").isNull(), "it has no command_type"),
             ((length < 1) | (length > 255), "its command_type must have 1 to 255 characters"),
         ]
+    if "command_id" in names:  # which may follow from the type
+        rules += [
+            (F.col("command_id").isNull(), "it has no command_id"),
+            (~F.col("command_id").rlike(UUID_PATTERN), "its command_id is not a UUID"),
+        ]
+    if "key" in names:
+        rules.append((F.col("key").isNull(), "its key is null"))
     rules.append((F.col("data").isNull(), "it has no data; use {} if there are none"))
     if isinstance(schema["data"].dataType, StringType):
         rules.append((F.get_json_object("data", "$").isNull(), "its data cannot be read as JSON"))
-        rules.append((~F.ltrim("data").startswith("{"), "its data must be a JSON object"))
+        rules.append((~F.col("data").rlike(r"^\s*\{"), "its data must be a JSON object"))
     if "correlation_id" in names:
         rules.append((~F.col("correlation_id").rlike(UUID_PATTERN), "its correlation_id is not a UUID"))
     if "delay" in names:
         seconds = F.col("delay").cast("double")
         outside = (seconds < 0) | (seconds > LONGEST_DELAY) | F.isnan(seconds)
         rules.append((outside, "its delay must be from 0 seconds to 100 years"))
-    problem = F.col("problem") if "problem" in names else F.lit(None).cast("string")
+    problem = F.lit(None).cast("string")
     for condition, text in reversed(rules):
         problem = F.when(condition, F.lit(text)).otherwise(problem)
-    return F.coalesce(F.col("problem"), problem) if "problem" in names else problem
+    if "problem" in names:
+        problem = F.coalesce(F.nullif(F.col("problem"), F.lit("")), problem)
+    return problem
 
 
 def require_stable(df: DataFrame) -> None:
@@ -79,13 +84,12 @@ def require_stable(df: DataFrame) -> None:
     Spark repeats what has failed, and you repeat what was killed. Ids from rand(), uuid(), the time or
     monotonically_increasing_id() would make other commands of the same rows; other data under one id is a conflict.
     """
-    plans = getattr(df, "_jdf", None)
-    if plans is None:
+    if not hasattr(df, "_jdf"):
         return  # Spark Connect does not show its plans
     content = df.select(*[name for name in CONTENT if name in df.columns])
     # Optimised, what nobody asks for is gone: a random delay is nobody's harm.
     names = _unstable(content._jdf.queryExecution().optimizedPlan())
-    names += _times(plans.queryExecution().analyzed())
+    names += _times(content._jdf.queryExecution().analyzed())
     if names:
         raise ConfigurationError(
             f"command_id, key, command_type and data must be the same whenever they are computed, and {names[0]}() is "
@@ -101,14 +105,29 @@ def _unstable(plan: Any) -> list[str]:
 
 
 def _times(plan: Any) -> list[str]:
-    """Functions of the time in ids. (In a filter, they are what a daily job is made of.)"""
-    return [
-        inner.prettyName()
-        for expression in _expressions(plan)
-        if expression.getClass().getSimpleName() == "Alias" and expression.name() in ("command_id", "key")
-        for inner in _tree(expression)
-        if inner.prettyName() in TIMES
-    ]
+    """Functions of the time that the columns of a plan follow from. (A filter by date is nobody's harm.)"""
+    aliases: dict[int, Any] = {}
+    for expression in _expressions(plan):
+        if _class(expression) == "Alias":
+            aliases.setdefault(expression.exprId().id(), expression)
+    wanted = [attribute.exprId().id() for attribute in _items(plan.output())]
+    seen: set[int] = set()
+    names: list[str] = []
+    while wanted:
+        number = wanted.pop()
+        if number in seen or number not in aliases:
+            continue
+        seen.add(number)
+        for inner in _tree(aliases[number]):
+            if _class(inner) == "AttributeReference":
+                wanted.append(inner.exprId().id())
+            elif inner.prettyName() in TIMES:
+                names.append(inner.prettyName())
+    return names
+
+
+def _class(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
 
 
 def _expressions(plan: Any) -> Iterator[Any]:

@@ -24,6 +24,20 @@ Encode = Callable[[Any], str]
 _text = json.encoder.encode_basestring  # with quotes; no escapes but those that JSON demands
 
 
+def in_utc(kind: pa.DataType) -> pa.DataType:
+    """The same type, with UTC for any other time zone in it."""
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if types.is_struct(kind):
+        return pa.struct([part.with_type(in_utc(part.type)) for part in kind])
+    if types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(in_utc(kind.item_type)))
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pa.list_ if types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(in_utc(kind.value_type)))
+    return kind
+
+
 def encoder_of(kind: pa.DataType, path: str = "data") -> Encode:
     """What makes JSON text of a value of this Arrow type. Raises a ConfigurationError if nothing does."""
     encode = _encoder(kind, path)

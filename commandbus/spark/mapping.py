@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commandbus.exceptions import ConfigurationError
 from commandbus.spark.ids import derived_id
+from commandbus.spark.reasons import reason
 
 Format = Literal["parquet", "csv", "json"]
 SUFFIXES: dict[str, Format] = {
@@ -29,9 +32,14 @@ SPECIAL = ("command_id", "command_type", "correlation_id", "reply_to", "delay")
 MAPPED = (*SPECIAL, "key", "data")
 CORRUPT = "_corrupt_record"
 FOREIGN = "_not_utf8"
+FILE = "_file"
+OWN = (CORRUPT, FOREIGN, FILE)
+"""Columns that are added when files are read."""
+SHOWN = 60
+"""Characters of a line that cannot be read."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 NOT_UTF8 = "it is not UTF-8; say what it is: --option encoding=ISO-8859-1, for example"
-UNREADABLE = "the line cannot be read, or has other cells than the header"
+UNREADABLE = "the line cannot be read; a line of CSV has as many cells as the header, one of JSON is an object"
 VIEW = "input"
 """What an SQL query calls the files."""
 
@@ -58,16 +66,28 @@ class Input:
 
 def commands_of(spark: SparkSession, source: Input, domain: str) -> DataFrame:
     """The commands in files. Raises a ConfigurationError that names the file, the column or the expression."""
-    try:
+    with _blamed(", ".join(source.files)):
         rows = _read(spark, source)
-        if source.sql is not None:
-            rows.createOrReplaceTempView(VIEW)
+    if source.sql is not None:
+        rows.createOrReplaceTempView(VIEW)
+        with _blamed("--sql"):
             return spark.sql(source.sql)
-        if source.mapping is not None:
+    if source.mapping is not None:
+        with _blamed(f"the mapping file {source.mapping}"):
             return _mapped(rows, _mapping(source.mapping), domain)
+    with _blamed(", ".join(source.files)):
         return _by_names(rows, source, domain)
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """What Spark cannot read is an error of ours that says where it stands."""
+    try:
+        yield
     except PySparkException as error:
-        raise ConfigurationError(f"{', '.join(source.files)}: {_reason(error)}") from error
+        own = "|".join(OWN)
+        text = re.sub(rf"`({own})`, |, `({own})`", "", reason(error))  # columns that only we know
+        raise ConfigurationError(f"{what}: {text}") from error
 
 
 def format_of(source: Input) -> Format:
@@ -98,22 +118,63 @@ def _read(spark: SparkSession, source: Input) -> DataFrame:
     reader = spark.read.options(**{**_defaults(kind, is_query=source.sql is not None), **source.options})
     files = list(source.files)
     if kind == "parquet":
-        return _spread(reader.parquet(*files))
-    schema = (reader.csv(files) if kind == "csv" else reader.json(files)).schema
+        return _spread(_named(reader.parquet(*files), source))
+    if kind == "csv":
+        _require_closed_quotes(spark, source)
+    schema = _schema(spark, reader, kind, source)
     # Data are taken as they stand: read as a struct, each row would get the keys of all others.
     fields = [StructField(f.name, StringType()) if f.name == "data" else f for f in schema.fields if f.name != CORRUPT]
     if kind == "json" and source.sql is None and "data" not in [f.name for f in fields] and fields:
         fields.append(StructField("data", StringType()))  # Spark leaves out what is {} in every line
     if not fields:
-        raise ConfigurationError(f"{', '.join(files)}: nothing can be read as {kind}")
+        raise ConfigurationError(
+            f"{', '.join(files)}: nothing can be read as {kind}; is it empty?"
+            + (" (For a file that is one JSON array: --option multiLine=true)" if kind == "json" else "")
+        )
     corrupt = [] if source.sql is not None else [StructField(CORRUPT, StringType())]
     exact = reader.schema(StructType([*fields, *corrupt]))
-    rows = exact.csv(files) if kind == "csv" else exact.json(files)
+    rows = _named(exact.csv(files) if kind == "csv" else exact.json(files), source)
     if kind == "csv" and "nullValue" not in source.options:
-        rows = rows.select(*[_empty_for_null(name) if name != CORRUPT else F.col(name) for name in rows.columns])
+        rows = rows.select(*[F.col(name) if name in OWN else _empty_for_null(name) for name in rows.columns])
     if "encoding" not in source.options:
         rows = _in_utf8(rows, is_query=source.sql is not None)
     return _spread(rows)
+
+
+def _schema(spark: SparkSession, reader: DataFrameReader, kind: Format, source: Input) -> StructType:
+    files, options = list(source.files), {name.lower() for name in source.options}
+    if kind == "csv":
+        return reader.csv(files).schema
+    if source.sql is not None or source.mapping is not None or options & {"multiline", "encoding"}:
+        return reader.json(files).schema
+    # Only the fields of the lines themselves: what is in their data may have two keys that are one column to Spark.
+    keys = spark.read.options(**source.options).text(files).select(F.explode(F.json_object_keys("value")).alias("key"))
+    names = sorted(row["key"] for row in keys.distinct().collect())
+    return StructType([StructField(name, StringType()) for name in names])
+
+
+def _require_closed_quotes(spark: SparkSession, source: Input) -> None:
+    """A quote that is not closed takes all that follows into its cell, which Spark finds nothing wrong with."""
+    options = {name.lower(): value.lower() for name, value in source.options.items()}
+    if options.keys() & {"quote", "escape", "comment"} or options.get("multiline") == "false":
+        return  # somebody knows better
+    if options.get("encoding", "").startswith(("utf-16", "utf-32")):
+        return
+    lines = spark.read.text(list(source.files)).select("value", F.col("_metadata.file_path").alias("file"))
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"'), F.lit("")))
+    odd = lines.groupBy("file").agg(F.sum(quotes).alias("quotes")).where("quotes % 2 = 1").first()
+    if odd is not None:
+        raise ConfigurationError(
+            f"{odd['file']}: the number of its quotes is odd, so one is not closed, and would take all that follows "
+            f"into its cell; close it, or, if no cell has several lines, add --option multiLine=false"
+        )
+
+
+def _named(rows: DataFrame, source: Input) -> DataFrame:
+    """With the name of its file beside each row. (A query has the columns of the files, and no others.)"""
+    if source.sql is not None or "_metadata" in rows.columns:
+        return rows
+    return rows.withColumn(FILE, F.col("_metadata.file_name"))
 
 
 def _empty_for_null(name: str) -> Column:
@@ -122,7 +183,7 @@ def _empty_for_null(name: str) -> Column:
 
 def _in_utf8(rows: DataFrame, *, is_query: bool) -> DataFrame:
     """What is not UTF-8 was replaced by a mark when it was read, and different texts by the same."""
-    texts = [name for name in rows.columns if isinstance(rows.schema[name].dataType, StringType)]
+    texts = [name for name in rows.columns if isinstance(rows.schema[name].dataType, StringType) and name != FILE]
     if not is_query:
         marked = F.concat_ws("", *[F.col(_quoted(name)) for name in texts]).contains(REPLACED)
         return rows.withColumn(FOREIGN, marked)
@@ -147,13 +208,13 @@ def _defaults(kind: Format, *, is_query: bool) -> dict[str, str]:
     common = {**mode, "columnNameOfCorruptRecord": CORRUPT}
     if kind == "csv":
         return {**common, "header": "true", "escape": '"', "enforceSchema": "false", "multiLine": "true"}
-    return {**common, "primitivesAsString": "true"} if kind == "json" else {}
+    return {**common, "primitivesAsString": "true"} if kind == "json" else {"mergeSchema": "true"}
 
 
 def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
     if "type" in rows.columns and "command_type" not in rows.columns:
         rows = rows.withColumnRenamed("type", "command_type")
-    data_columns = [name for name in rows.columns if name not in (*SPECIAL, CORRUPT, FOREIGN)]
+    data_columns = [name for name in rows.columns if name not in (*SPECIAL, *OWN)]
     if format_of(source) == "json" and data_columns != ["data"]:
         others = ", ".join(name for name in data_columns if name != "data")
         raise ConfigurationError(
@@ -172,11 +233,14 @@ def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
     if kind is None:
         raise ConfigurationError("there is no column type, and no --type for all rows")
     columns = {**said, "command_type": kind}
+    key: dict[str, Column] = {}
     if source.id_from:
         missing = next((name for name in source.id_from if name not in data_columns), None)
         if missing is not None:
             raise ConfigurationError(f"there is no column {missing!r}, which --id-from names; there are {data_columns}")
-        by_key = derived_id(domain, kind, *[F.col(_quoted(name)) for name in source.id_from])
+        key = {name: F.col(_quoted(name)) for name in source.id_from}
+        some = F.concat_ws("", *[column.cast("string") for column in key.values()]) != ""
+        by_key = F.when(some, derived_id(domain, kind, *key.values()))  # no id of cells that are all empty
         columns["command_id"] = cast(Column, _first(said.get("command_id"), by_key))
     if "command_id" not in columns:
         raise ConfigurationError(
@@ -184,10 +248,10 @@ def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
             "columns that identify a command: --id-from COLUMN,COLUMN"
         )
     if data_columns == ["data"]:
-        return _marked(rows, columns, F.col("data"))
+        return _marked(rows, columns, F.col("data"), key)
     content = F.struct(*[F.col(_quoted(name)) for name in data_columns])
     # Text only, so that Spark writes it as we do; and a line that cannot be read has a place in it.
-    return _marked(rows, columns, F.to_json(content, {"ignoreNullFields": "false"}) if is_csv else content)
+    return _marked(rows, columns, F.to_json(content, {"ignoreNullFields": "false"}) if is_csv else content, key)
 
 
 def _said(name: str, is_csv: bool) -> Column:
@@ -200,9 +264,13 @@ def _first(*columns: Column | None) -> Column | None:
     return F.coalesce(*given) if given else None
 
 
-def _marked(rows: DataFrame, columns: Mapping[str, Column], content: Column) -> DataFrame:
-    """With a column that says which rows cannot be read. If the data are text, they are the line itself then."""
+def _marked(rows: DataFrame, columns: Mapping[str, Column], content: Column, key: Mapping[str, Column]) -> DataFrame:
+    """With columns that say where a row comes from, and which rows cannot be read.
+
+    If the data are text, they are the line itself then.
+    """
     result, problem = {**columns, "data": content}, F.lit(None).cast("string")
+    named = [F.concat(F.lit(f"{name} "), column.cast("string")) for name, column in key.items()]
     if "delay" in columns:
         result["delay"] = columns["delay"].try_cast("double")
         not_a_number = columns["delay"].isNotNull() & result["delay"].isNull()
@@ -214,6 +282,11 @@ def _marked(rows: DataFrame, columns: Mapping[str, Column], content: Column) -> 
         problem = F.when(unreadable, F.lit(UNREADABLE)).otherwise(problem)
         if isinstance(rows.select(content).schema[0].dataType, StringType):
             result["data"] = F.when(unreadable, F.col(CORRUPT)).otherwise(content)
+        line = F.concat(F.lit("the line "), F.substring(CORRUPT, 1, SHOWN))
+        named = [F.when(unreadable, line).otherwise(F.concat_ws(", ", *named))]
+    if FILE in rows.columns:
+        named.insert(0, F.col(FILE))
+    result["origin"] = F.concat_ws(", ", *named)
     result["problem"] = problem
     return rows.select(*[column.alias(name) for name, column in result.items()])
 
@@ -229,31 +302,31 @@ def _mapping(path: str) -> dict[str, Any]:
 
 
 def _mapped(rows: DataFrame, mapping: Mapping[str, Any], domain: str) -> DataFrame:
-    columns = {name: _expression(name, mapping[name]) for name in SPECIAL if name in mapping}
+    columns = {name: _expression(rows, name, mapping[name]) for name in SPECIAL if name in mapping}
+    key: dict[str, Column] = {}
     if "key" in mapping:
         if "command_type" not in columns:
             raise ConfigurationError("the mapping file has a key and no command_type, which the id follows from, too")
         parts = mapping["key"] if isinstance(mapping["key"], list) else [mapping["key"]]
-        key = [_expression("key", part) for part in parts]
-        columns["command_id"] = derived_id(domain, columns["command_type"], *key)
-    data = mapping.get("data", {name: _quoted(name) for name in rows.columns if name not in (CORRUPT, FOREIGN)})
+        key = {str(part): _expression(rows, "key", part) for part in parts}
+        columns["command_id"] = derived_id(domain, columns["command_type"], *key.values())
+    data = mapping.get("data", {name: _quoted(name) for name in rows.columns if name not in OWN})
     if isinstance(data, dict):
-        content = F.struct(*[_expression(f"data.{name}", text).alias(name) for name, text in data.items()])
+        content = F.struct(*[_expression(rows, f"data.{name}", text).alias(name) for name, text in data.items()])
     else:
-        content = _expression("data", data)
-    return _marked(rows, columns, content)
+        content = _expression(rows, "data", data)
+    return _marked(rows, columns, content, key)
 
 
-def _expression(name: str, text: object) -> Column:
+def _expression(rows: DataFrame, name: str, text: object) -> Column:
     if not isinstance(text, str):
         raise ConfigurationError(f"{name} of the mapping file must be an SQL expression in quotes, not {text!r:.100}")
-    return F.expr(text)
+    column = F.expr(text)
+    with _blamed(f"{name} of the mapping file"):
+        rows.select(column)  # only now is it read
+    return column
 
 
 def _quoted(name: str) -> str:
     """A column whose name may have dots or spaces."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _reason(error: PySparkException) -> str:
-    return str(error).partition("\n")[0].strip()

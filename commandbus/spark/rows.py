@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
+    DateType,
     DecimalType,
     FractionalType,
     IntegralType,
@@ -19,13 +20,26 @@ from pyspark.sql.types import (
     NullType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from commandbus.exceptions import ConfigurationError
 from commandbus.ids import derived_id
-from commandbus.spark.json_text import Encode, encoder_of
+from commandbus.spark.json_text import Encode, encoder_of, in_utc
 
-COLUMNS = ("command_type", "command_id", "key", "data", "correlation_id", "reply_to", "delay", "problem")
+COLUMNS = ("command_type", "command_id", "key", "data", "correlation_id", "reply_to", "delay", "problem", "origin")
+JSON_TYPES = (
+    StringType,
+    BooleanType,
+    IntegralType,
+    FractionalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    BinaryType,
+    NullType,
+)
 CHUNK_BYTES = 4 * 1024 * 1024
 """Of data that are sent in a transaction: so the memory that a task needs is bounded, also with large rows."""
 
@@ -56,6 +70,26 @@ def check_columns(schema: StructType, command_type: str | None) -> None:
         )
     for name in names:
         _check_type(name, schema[name].dataType)
+    _check_data(schema["data"].dataType)
+
+
+def _check_data(kind: DataType, path: str = "data") -> None:
+    """Also what is inside of it must be something that JSON can hold."""
+    if isinstance(kind, StructType):
+        for part in kind:
+            _check_data(part.dataType, f"{path}.{part.name}")
+    elif isinstance(kind, ArrayType):
+        _check_data(kind.elementType, f"{path}[]")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise ConfigurationError(
+                f"{path} is a map with keys of type {kind.keyType.simpleString()}; cast them to text"
+            )
+        _check_data(kind.valueType, f"{path}.value")
+    elif not isinstance(kind, JSON_TYPES):
+        raise ConfigurationError(
+            f"{path} has the type {kind.simpleString()}, which JSON cannot hold; cast it to text, or use to_json(…)"
+        )
 
 
 def _check_type(name: str, kind: DataType) -> None:
@@ -105,6 +139,11 @@ class Chunk:
     correlation_ids: list[str | None] | None = None
     delays: list[float | None] | None = None
     problems: list[str | None] | None = None
+    origins: pa.Array | None = None
+
+    def origin(self, number: int) -> str | None:
+        """Where the row of this number, from 0 on, comes from, if its DataFrame says so."""
+        return None if self.origins is None else _value(self.origins[number], 0, [None])
 
     def __len__(self) -> int:
         return len(self.command_ids)
@@ -155,6 +194,7 @@ class Rows:
         for column in texts:
             _without_zeros(column, problems)
         chunk.problems = _said(problems)
+        chunk.origins = columns.get("origin")
         return chunk
 
     def _data(self, column: pa.Array, problems: list[str | None]) -> list[str | None]:
@@ -163,7 +203,8 @@ class Rows:
         if self._encode is None:
             self._encode = encoder_of(column.type)
         texts: list[str | None] = []
-        for number, value in enumerate(_values(column, problems)):
+        # Spark hands out moments in the session's zone, which Python may not know, or in which they may have no date.
+        for number, value in enumerate(_values(column.cast(in_utc(column.type)), problems)):
             try:
                 texts.append(None if value is None else self._encode(value))
             except ValueError as error:
@@ -179,7 +220,7 @@ class Rows:
                 problems[number] = problems[number] or "its key is null, or a part of it; a command needs an id"
                 ids.append(None)
             elif command_type is None:
-                ids.append(str(UUID(int=0)))  # that it has no type is said later
+                ids.append(None)  # that it has no type is said later
             else:
                 ids.append(str(derived_id(self._domain, command_type, values)))
         return ids

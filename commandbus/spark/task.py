@@ -115,11 +115,13 @@ class Target:
 
 def _invalid(chunk: Chunk, first: tuple[int, str], count: int) -> InvalidCommandError:
     ordinal, problem = first
+    origin = chunk.origin(ordinal - 1)
+    named = f" ({origin:.300})" if origin else ""
     context = TaskContext.get()
     partition = "" if context is None else f" of partition {context.partitionId()}"
     more = f" (so do {count - 1} more near it)" if count > 1 else ""
     return InvalidCommandError(
-        f"row {chunk.first + ordinal - 1:,}{partition}, command_id {chunk.command_ids[ordinal - 1]!r:.100}, type "
-        f"{chunk.command_types[ordinal - 1]!r:.100}, cannot be sent: {problem}{more}; correct it and run the job "
+        f"row {chunk.first + ordinal - 1:,}{partition}{named}, command_id {chunk.command_ids[ordinal - 1]!r:.100}, "
+        f"type {chunk.command_types[ordinal - 1]!r:.100}, cannot be sent: {problem}{more}; correct it and run the job "
         f"again, or set such rows aside with the option onInvalid=reject (in the shell: --rejects FOLDER)"
     )

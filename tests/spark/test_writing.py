@@ -20,6 +20,7 @@ from commandbus.exceptions import UnreachableError
 from commandbus.ids import derived_id
 from commandbus.models import Command, SparkJob
 from commandbus.spark import Job, send
+from commandbus.spark.checking import count_rows
 from commandbus.transitions import PostgresTransitions
 
 COLUMNS = "command_type string, command_id string, data string"
@@ -199,6 +200,18 @@ def test_ids_that_change_whenever_they_are_computed_are_refused(
     assert f"{name}() is not" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "data", ["struct(current_timestamp() AS at)", "struct(cast(unix_timestamp() AS string) AS at)"]
+)
+def test_data_that_change_with_the_time_are_refused(spark: SparkSession, url: str, data: str) -> None:
+    """A job with them could never be completed, once it was killed."""
+    with pytest.raises(ConfigurationError, match="must be the same whenever they are computed"):
+        send(frame(spark, data=data), url=url, domain="orders")
+    later = frame(spark).drop("data").withColumn("at", F.current_timestamp())
+    with pytest.raises(ConfigurationError, match=r"current_timestamp\(\) is not"):
+        send(later.selectExpr("command_type", "key", "struct(at) AS data"), url=url, domain="orders")
+
+
 def test_a_random_delay_and_a_filter_by_date_are_nobodys_harm(spark: SparkSession, url: str) -> None:
     df = frame(spark).withColumn("delay", F.rand() * 60).filter("current_date() > date'2026-01-01'")
     assert send(df, url=url, domain="orders").sent == 10
@@ -262,6 +275,77 @@ def test_a_stream_sends_each_row_once_also_after_a_restart(spark: SparkSession, 
     run()
     job.refresh_from_db()
     assert (Command.objects.count(), job.row_count, job.sent_count, job.duplicate_count) == (5, 5, 5, 0)
+
+
+def test_rejects_are_corrected_and_sent_again_under_the_same_job(spark: SparkSession, url: str) -> None:
+    options: dict[str, Any] = {"url": url, "domain": "orders", "job_id": "june"}
+    job = send(frame(spark, 3, "if(id = 1, '{', '{}')"), **options, on_invalid="reject")
+    assert (job.sent, job.rejected) == (2, 1)
+    rejects = spark.read.format("commandbus").options(url=url, table="rejects", jobId="june").load()
+    corrected = rejects.selectExpr("command_type", "command_id", "'{\"n\": 1}' AS data")
+    job = send(corrected, **options)
+    assert (job.rows, job.sent, job.sent_before, job.rejected) == (1, 3, 2, 0)
+    assert Command.objects.count() == 3
+    assert rejects.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            "struct(parse_json('{}') AS v)",
+            "data.v has the type variant, which JSON cannot hold; cast it to text, or use",
+        ),
+        ("struct(array(interval 1 day) AS d)", "data.d[] has the type interval day, which JSON cannot hold"),
+        ("struct(map(1, 'x') AS m)", "data.m is a map with keys of type int; cast them to text"),
+    ],
+)
+def test_what_json_cannot_hold_is_named_before_anything_runs(
+    spark: SparkSession, url: str, data: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        send(frame(spark, data=data), url=url, domain="orders")
+    assert message in str(caught.value)
+    assert not SparkJob.objects.exists()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "GMT+8", "+08", "Z", "America/New_York"])
+def test_a_moment_is_the_same_text_in_every_time_zone(spark: SparkSession, url: str, zone: str) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        moment = "timestamp'0001-01-01T00:00:00Z'"
+        data = (
+            f"struct({moment} AS at, array({moment}) AS list, map('a', {moment}) AS map, struct({moment} AS at) AS s)"
+        )
+        write(frame(spark, 1, data), url)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+    text = "0001-01-01T00:00:00+00:00"
+    [found] = PostgresTransitions("default").payloads("orders", [derived_id("orders", "PlaceOrder", ["0"])]).values()
+    assert found == {"at": text, "list": [text], "map": {"a": text}, "s": {"at": text}}
+
+
+def test_data_may_begin_with_white_space_and_a_problem_may_be_empty(spark: SparkSession, url: str) -> None:
+    rows = frame(spark, 2, "'\n\t{}'").withColumn("problem", F.lit("")).withColumn("origin", F.lit("here"))
+    assert count_rows(rows, all_right=True) == 2
+    assert send(rows, url=url, domain="orders").sent == 2
+    bad = rows.withColumn("problem", F.when(F.col("key") == "1", F.lit("so it is")))
+    with pytest.raises(
+        InvalidCommandError, match=r"one of them \(origin 'here', command_type 'PlaceOrder'\): so it is"
+    ):
+        count_rows(bad, all_right=True)
+
+
+def test_a_stream_to_an_unknown_domain_is_an_error_at_once(spark: SparkSession, url: str, tmp_path: Any) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("'T' AS command_type", "'x' AS key", "'{}' AS data")
+    query = (
+        stream.where("false")
+        .writeStream.format("commandbus")
+        .options(url=url, domain="paymnts", checkpointLocation=str(tmp_path / "c"))
+    )
+    with pytest.raises(PySparkException, match="domain 'paymnts' is not registered"):
+        query.trigger(availableNow=True).start().awaitTermination()
 
 
 def test_a_stream_cannot_be_atomic(spark: SparkSession, url: str, tmp_path: Any) -> None:
