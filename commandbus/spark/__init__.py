@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from commandbus.spark.sending import send
     from commandbus.spark.spark_session import register, session
 
-# They need pyspark. What is missing is said by whoever is called first.
+# They need pyspark; if something is missing, the error says how to install it.
 _LATER = {
     "Job": "commandbus.spark.jobs",
     "derived_id": "commandbus.spark.ids",
@@ -26,5 +26,8 @@ __all__ = ["Job", "derived_id", "register", "send", "session", "uuid5"]
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
+        from commandbus.spark.packages import check_packages
+
+        check_packages()
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'commandbus.spark' has no attribute {name!r}")

@@ -67,7 +67,7 @@ def add_send_arguments(parser: argparse.ArgumentParser) -> None:
 
 def send(options: dict[str, Any], url: str, out: Any = None, err: Any = None) -> int:
     """What the arguments of `add_send_arguments` ask for."""
-    from commandbus.spark.spark_session import check_packages
+    from commandbus.spark.packages import check_packages
 
     check_packages()
     from commandbus.spark.mapping import Input
@@ -76,6 +76,8 @@ def send(options: dict[str, Any], url: str, out: Any = None, err: Any = None) ->
     on_invalid = options["on_invalid"] or ("reject" if options["rejects"] else None)
     if options["rejects"] and on_invalid == "fail":
         raise ConfigurationError("--rejects sets rows aside, and --on-invalid fail does not; leave one of them out")
+    if options["job_id"] == "":
+        raise ConfigurationError("--job-id is empty; name the job, or leave it out: it follows from the files then")
     job = SendJob(
         source=Input(
             files=options["files"],
@@ -139,7 +141,7 @@ def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    names = () if text is None else tuple(text.split(","))
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
     if "" in names:
         raise ConfigurationError(f"--id-from {text!r} has an empty name; use COLUMN or COLUMN,COLUMN")
     return names

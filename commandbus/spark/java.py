@@ -35,7 +35,9 @@ def prepare() -> None:
         return
     brought = _brought()
     if brought is None:
-        found = "none" if own is None else f"{own}, which is {'broken' if version is None else f'version {version}'}"
+        where = f" in JAVA_HOME, {os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else ""
+        kind = "broken" if version is None else f"version {version}"
+        found = f"none{where}" if own is None else f"{own}, which is {kind}"
         raise ConfigurationError(
             f"Spark needs Java {OLDEST} or newer, and this machine has {found}; install one (on Debian: apt-get "
             f'install openjdk-17-jre-headless), set JAVA_HOME, or: pip install "commandbus[java]"'

@@ -124,6 +124,8 @@ def _batch(given: Mapping[str, str], domain: str, job_id: str) -> BatchOptions |
     custom_data = given.get("customData")
     if custom_data is not None:
         _object("customData", custom_data)
+    if not given["batchName"]:
+        raise ConfigurationError("the option batchName is empty; name the batch, or leave it out")
     return BatchOptions(
         batch_id=batch_id_of(domain, job_id),
         name=given["batchName"],

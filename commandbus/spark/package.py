@@ -34,7 +34,10 @@ def build_zip(path: Path) -> Path:
 
 def build_package(folder: Path) -> list[Path]:
     """What `spark-submit` takes: the zip, and a script that calls it."""
-    folder.mkdir(parents=True, exist_ok=True)
     script = folder / "commandbus_job.py"
-    script.write_text(ENTRY)
-    return [build_zip(folder / "commandbus.zip"), script]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        script.write_text(ENTRY)
+        return [build_zip(folder / "commandbus.zip"), script]
+    except OSError as error:
+        raise ConfigurationError(f"the package cannot be written: {error}") from None

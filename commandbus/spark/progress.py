@@ -22,10 +22,12 @@ Show = Callable[[Job], None]
 class Watch:
     """Looks at a job in a thread of its own while something else runs, and shows what it sees."""
 
-    def __init__(self, parameters: Parameters, job_id: str, show: Show) -> None:
+    def __init__(self, parameters: Parameters, job_id: str, show: Show, *, after_run: int = 0) -> None:
+        """`after_run`: the number of an earlier run, of which nothing is shown."""
         self._parameters = parameters
         self._job_id = job_id
         self._show = show
+        self._after_run = after_run
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commandbus-spark-watch", daemon=True)
 
@@ -46,7 +48,7 @@ class Watch:
         """A database that is away is looked at again; it is not for us to complain."""
         with suppress(CommandBusError):
             job = find_job(session, self._job_id)
-            if job is not None and job.status == "RUNNING":
+            if job is not None and job.status == "RUNNING" and job.run > self._after_run:
                 self._show(job)
 
 

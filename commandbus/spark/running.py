@@ -19,13 +19,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from commandbus.exceptions import CommandBusError, ConfigurationError
-from commandbus.spark.connection import parameters_of
-from commandbus.spark.jobs import Job
+from commandbus.spark.connection import Session, resolved
+from commandbus.spark.interrupt import interruptible
+from commandbus.spark.jobs import Job, verify_job
 from commandbus.spark.mapping import Input, commands_of
-from commandbus.spark.options import JOBS
+from commandbus.spark.options import JOBS, WriteOptions
 from commandbus.spark.progress import Bar
+from commandbus.spark.reasons import reason
 from commandbus.spark.rows import check_columns
-from commandbus.spark.sending import count, send
+from commandbus.spark.sending import count, send, text_of
 from commandbus.spark.spark_session import session
 from commandbus.text import plain, table
 
@@ -48,51 +50,88 @@ class SendJob:
 
 def run(job: SendJob, out: TextIO, err: TextIO) -> int:
     """Answers the exit code: 1 if rows were set aside. Raises a CommandBusError if it cannot be done."""
-    parameters_of(job.url)
-    if job.rejects is not None and Path(job.rejects).exists():
-        raise ConfigurationError(f"--rejects {job.rejects} exists already; name a folder that is still to be made")
-    # Spark writes what it is asked for onto the terminal, too. The errors are ours to tell.
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    config = {"spark.ui.showConsoleProgress": "false", **job.config}
-    spark = session(f"commandbus send {job.domain}", master=job.master, config=config)
-    is_local = (spark.sparkContext.master or "").startswith("local")
-    # A cluster has more to say: that it has no room for the job, for example.
-    spark.sparkContext.setLogLevel(job.config.get("spark.log.level", "OFF" if is_local else "WARN"))
-    return _Run(job, spark, out, err).run()
+    return _Run(job, out, err).run()
 
 
 class _Run:
-    def __init__(self, job: SendJob, spark: SparkSession, out: TextIO, err: TextIO) -> None:
+    def __init__(self, job: SendJob, out: TextIO, err: TextIO) -> None:
         self._job = job
-        self._spark = spark
         self._out = out
         self._err = err
+        self._bar = Bar(err, None)
+        self._job_id = str(job.options.get("job_id") or "")
         self._started_at = time.monotonic()
+        self._is_stopped = False
+        self._spark: SparkSession | None = None
 
     def run(self) -> int:
-        job_id = str(self._job.options.get("job_id") or "")
-        bar = Bar(self._err, None)
+        self._check()
         try:
-            df = commands_of(self._spark, self._job.source, self._job.domain)
-            job_id = job_id or _job_id(self._job, df)
-            self._say(f"job {job_id}")
-            bar = Bar(self._err, self._count(df))
-            done = self._send(df, job_id, bar)
-            self._keep_rejects(done)
+            done = interruptible(self._send, self._stop)
+            self._bar.end(done)
+            self._out.write("\n".join(self._summary(done)) + "\n")
+            interruptible(lambda: self._keep_rejects(done), self._stop)
         except KeyboardInterrupt:
-            bar.leave()
-            self._say(f"interrupted; what was sent stays, and the same command again goes on (job {job_id})")
+            self._bar.leave()
+            kept = f"what was sent stays, and the same command again goes on (job {self._job_id})"
+            self._say(f"interrupted; {kept if self._job_id else 'nothing was sent'}")
             return INTERRUPTED
         except CommandBusError:
-            bar.leave()
+            self._bar.leave()
             raise
         except (PySparkException, Py4JError) as error:
-            bar.leave()
-            raise CommandBusError(f"Spark has given up: {_reason(error)}") from error
-        bar.end(done)
-        self._out.write("\n".join(self._summary(done)) + "\n")
+            self._bar.leave()
+            raise CommandBusError(f"Spark has given up: {reason(error)}") from error
         return 1 if done.rejected else 0
+
+    def _check(self) -> None:
+        """What is wrong without a look at the files. Spark takes its time to start, and longer to read them."""
+        try:
+            options = text_of({**self._job.options, "url": self._job.url, "domain": self._job.domain})
+            wanted = WriteOptions.of({**options, "jobId": self._job_id or "follows from the files"})
+        except ConfigurationError as error:
+            raise ConfigurationError(_in_the_shell(str(error))) from None
+        with Session(resolved(wanted.url), patience=0) as session:
+            verify_job(session, wanted)
+        if self._job.rejects is not None and "://" not in self._job.rejects:
+            folder = Path(self._job.rejects)
+            if folder.exists():
+                raise ConfigurationError(f"--rejects {folder} exists already; name a folder that is still to be made")
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(f"--rejects {folder} cannot be made: {error}") from None
+
+    def _send(self) -> Job:
+        self._spark = self._session()
+        df = commands_of(self._spark, self._job.source, self._job.domain)
+        self._go_on()
+        self._job_id = self._job_id or _job_id_of(self._job, df)
+        self._say(f"job {self._job_id}")
+        self._bar = Bar(self._err, self._count(df))
+        self._go_on()
+        options = {**self._job.options, "job_id": self._job_id}
+        return send(df, url=self._job.url, domain=self._job.domain, show=self._bar.show, **options)
+
+    def _session(self) -> SparkSession:
+        # Spark writes what it is asked for onto the terminal, too. The errors are ours to tell.
+        logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        config = {"spark.ui.showConsoleProgress": "false", **self._job.config}
+        spark = session(f"commandbus send {self._job.domain}", master=self._job.master, config=config)
+        is_local = (spark.sparkContext.master or "").startswith("local")
+        # A cluster has more to say: that it has no room for the job, for example.
+        spark.sparkContext.setLogLevel(self._job.config.get("spark.log.level", "OFF" if is_local else "WARN"))
+        return spark
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        if self._spark is not None:
+            self._spark.sparkContext.cancelAllJobs()
+
+    def _go_on(self) -> None:
+        if self._is_stopped:
+            raise KeyboardInterrupt
 
     def _count(self, df: DataFrame) -> int | None:
         check_columns(df.schema, None)
@@ -100,12 +139,8 @@ class _Run:
             return None
         return count(df, all_right=self._job.options.get("on_invalid") != "reject")
 
-    def _send(self, df: DataFrame, job_id: str, bar: Bar) -> Job:
-        options = {**self._job.options, "job_id": job_id}
-        return send(df, url=self._job.url, domain=self._job.domain, show=bar.show, **options)
-
     def _keep_rejects(self, done: Job) -> None:
-        if self._job.rejects is None or not done.rejected:
+        if self._job.rejects is None or not done.rejected or self._spark is None:
             return
         reader = self._spark.read.format("commandbus").options(table="rejects", url=self._job.url, jobId=done.job_id)
         reader.load().drop("job_id").coalesce(1).write.json(self._job.rejects)
@@ -127,11 +162,11 @@ class _Run:
         self._err.flush()
 
 
-def _reason(error: Exception) -> str:
-    """What Spark says in the end, of all that it says: the causes come last."""
-    causes = re.findall(r"^(?:\S+: )?Caused by: (?:\S+: )?([^\n]+)", str(error), re.MULTILINE)
-    reasons = causes or re.findall(r"\[[A-Z][A-Z_.]+\] [^\n]+", str(error))
-    return str(reasons[-1] if reasons else str(error).partition("\n")[0])
+def _in_the_shell(text: str) -> str:
+    """What is said of an option of DataFrames, of that of the shell."""
+    other = {"batchName": "--batch"}
+    dashed = r"the option (\w+)"
+    return re.sub(dashed, lambda found: other.get(found[1], "--" + re.sub("([A-Z])", r"-\1", found[1]).lower()), text)
 
 
 def _stamp(name: str) -> tuple[int, ...]:
@@ -143,7 +178,7 @@ def _stamp(name: str) -> tuple[int, ...]:
     return ()
 
 
-def _job_id(job: SendJob, df: DataFrame) -> str:
+def _job_id_of(job: SendJob, df: DataFrame) -> str:
     """The same for the same files and the same way to read them: so the same command again goes on with its job."""
     files = [(name, *_stamp(name)) for name in sorted(df.inputFiles())]
     source = job.source

@@ -28,14 +28,16 @@ def send(df: DataFrame, *, show: Show | None = None, **options: object) -> Job:
     then with the job as it is. Raises a CommandBusError; nothing is lost then: to send the same with the same `job_id`
     completes it.
     """
-    given = {_spelled(name): _text(value) for name, value in options.items() if value is not None}
+    given = text_of(options)
     wanted = WriteOptions.of(given)
     check_columns(df.schema, wanted.command_type)
     require_stable(df)
     parameters = resolved(wanted.url)
     register(df.sparkSession)
     job_id = wanted.job_id or ""
-    watch = Watch(parameters, job_id, show or (lambda job: None))
+    with Session(parameters, patience=wanted.retry_seconds) as session:
+        earlier = find_job(session, job_id)
+    watch = Watch(parameters, job_id, show or (lambda job: None), after_run=0 if earlier is None else earlier.run)
     try:
         with watch:
             df.write.format("commandbus").mode("append").options(**{**given, "jobId": job_id}).save()
@@ -65,6 +67,11 @@ def translated(error: Exception, remark: str = "") -> Exception:
         return error
     kind = getattr(exceptions, found[1], None)
     return kind(found[2] + remark) if isinstance(kind, type) and issubclass(kind, CommandBusError) else error
+
+
+def text_of(options: Mapping[str, object]) -> dict[str, str]:
+    """Options as Spark takes them."""
+    return {_spelled(name): _text(value) for name, value in options.items() if value is not None}
 
 
 def _spelled(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import re
 import shutil
@@ -14,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commandbus.exceptions import ConfigurationError
+from commandbus.spark.packages import OLDEST, OLDEST_NAME, check_packages, version_of
+from commandbus.spark.reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OLDEST = (4, 1)
 LOOPBACK = "127.0.0.1"
+MASTERS = r"(local(\[.+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn)$"
+MASTERS_NAMES = "local, local[2], local[*], spark://host:7077, yarn or k8s://…"
 _shipped: set[str] = set()
-NEEDED = {"pyspark": "pyspark", "pyarrow": "pyarrow", "psycopg": "psycopg"}
 
 
 def session(
@@ -41,13 +42,17 @@ def session(
         java.prepare()
     # And not what is called python3 there. Spark itself reads this setting only if spark-submit has.
     os.environ.setdefault("PYSPARK_PYTHON", (config or {}).get("spark.pyspark.python", sys.executable))
+    settings = _settings(master, config or {})
+    where = settings.get("spark.master", "that of spark-submit")
+    if "spark.master" in settings and not re.match(MASTERS, where):
+        raise ConfigurationError(f"there is no master {where!r}; it is {MASTERS_NAMES}")
     builder: Any = SparkSession.builder.appName(name)
-    for key, value in _settings(master, config or {}).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     try:
         made: SparkSession = builder.getOrCreate()
     except Exception as error:
-        raise ConfigurationError(f"Spark does not start: {_first_line(error)}") from error
+        raise ConfigurationError(f"Spark does not start (master {where}): {reason(error)}") from error
     return register(made)
 
 
@@ -70,7 +75,7 @@ def register(spark: SparkSession) -> SparkSession:
     """
     check_packages()
     if version_of(spark.version) < OLDEST:
-        raise ConfigurationError(f"this is Spark {spark.version}, and commandbus needs {_dotted(OLDEST)} or newer")
+        raise ConfigurationError(f"this is Spark {spark.version}, and commandbus needs {OLDEST_NAME} or newer")
     from commandbus.spark.source import CommandBusDataSource
 
     spark.dataSource.register(CommandBusDataSource)
@@ -78,10 +83,6 @@ def register(spark: SparkSession) -> SparkSession:
         _activate(spark)
         _ship(spark)
     return spark
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 def _activate(spark: SparkSession) -> None:
@@ -103,21 +104,6 @@ def _ship(spark: SparkSession) -> None:
     _shipped.add(context.applicationId)
 
 
-def check_packages() -> None:
-    for module, package in NEEDED.items():
-        try:
-            found = importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigurationError(
-                f'{package} cannot be imported ({error}); install it: pip install "commandbus[spark]"'
-            ) from None
-        if module == "pyspark" and version_of(found.__version__) < OLDEST:
-            raise ConfigurationError(
-                f"pyspark {found.__version__} is installed, and commandbus needs {_dotted(OLDEST)} or newer: "
-                f'pip install "commandbus[spark]"'
-            )
-
-
 def _is_connect(spark: SparkSession) -> bool:
     return "connect" in type(spark).__module__
 
@@ -125,11 +111,3 @@ def _is_connect(spark: SparkSession) -> bool:
 def _is_submitted() -> bool:
     """Whether spark-submit has started us, and has said where to run."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

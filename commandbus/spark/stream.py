@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from commandbus.spark.connection import resolved
+from commandbus.spark.jobs import verify_job
 from commandbus.spark.options import WriteOptions
 from commandbus.spark.rows import check_columns
 from commandbus.spark.task import Fence, Target, Written
@@ -25,6 +26,8 @@ class CommandStreamWriter(DataSourceStreamArrowWriter):
         # Spark makes a writer so often that PostgreSQL may well be restarting just then.
         self._target = Target.of(resolved(options.url, options.retry_seconds), options)
         self._job_id = options.job_id
+        with self._target.session("stream") as session:
+            verify_job(session, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         fence = self._fence()

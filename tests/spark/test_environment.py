@@ -18,7 +18,8 @@ import commandbus
 from commandbus import ConfigurationError
 from commandbus import spark as commandbus_spark
 from commandbus.spark import cli, java, package
-from commandbus.spark.spark_session import _settings, check_packages, register
+from commandbus.spark.packages import check_packages
+from commandbus.spark.spark_session import _settings, register
 
 
 def fake_java(folder: Path, version: str) -> None:
@@ -60,6 +61,11 @@ def test_a_machine_without_java_says_so(bare: Path) -> None:
         java.prepare()
 
 
+def test_a_home_of_java_that_is_none_is_named(bare: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"this machine has none in JAVA_HOME, {bare};"):
+        java.prepare()
+
+
 def test_a_java_that_does_not_start_is_broken(bare: Path) -> None:
     fake_java(bare, "17")
     (bare / "bin" / "java").write_text("#!/bin/sh\nexit 3\n")
@@ -85,6 +91,8 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"{name} cannot be imported .* pip install \"commandbus\[spark\]\""):
         check_packages()
+    with pytest.raises(ConfigurationError, match=f"{name} cannot be imported"):
+        from commandbus.spark import uuid5  # noqa: F401
     if name == "pyspark":
         monkeypatch.setenv("COMMANDBUS_URL", "postgresql:///x")
         assert cli.main(["send", "x.csv", "--domain", "orders"]) == 1
@@ -151,6 +159,8 @@ def test_the_same_package_is_the_same_file(tmp_path: Path, monkeypatch: pytest.M
     names = zipfile.ZipFile(first).namelist()
     assert "commandbus/spark/writer.py" in names
     assert not any("models" in name for name in names)
+    with pytest.raises(ConfigurationError, match="the package cannot be written: "):
+        package.build_package(tmp_path / "a.zip")
     monkeypatch.setattr(commandbus, "__file__", str(tmp_path / "a.zip" / "commandbus" / "__init__.py"))
     with pytest.raises(ConfigurationError, match="commandbus is itself in a zip"):
         package.build_zip(tmp_path / "c.zip")
