@@ -13,11 +13,13 @@ import pytest
 
 from commandbus import list_batches
 from commandbus.models import Command
-from tests.helpers import BOTH, PATIENCE, environment
+from tests.helpers import BOTH, environment
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+TOO_LONG = 300
+"""Seconds until a script hangs: some of them start ten processes, beside other tests."""
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def run(project: Path, script: str, **changes: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=TOO_LONG,
     )
     os.close(terminal)
     os.close(master)

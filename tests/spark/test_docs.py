@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from commandbus import list_batches
 from commandbus.models import Command, SparkJob
 from tests.helpers import environment, unmeasured
-from tests.scenarios.test_docs import DOCS, project, shell_blocks
+from tests.scenarios.test_docs import DOCS, TOO_LONG, project, shell_blocks
 
 __all__ = ["project"]  # a fixture
 
@@ -35,6 +35,7 @@ def test_files_are_sent_from_the_shell(url: str, project: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=TOO_LONG,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [batch] = list_batches("payments")

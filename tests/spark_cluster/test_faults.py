@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,21 @@ def sent() -> int:
         return 0
 
 
+def deadlocks() -> int:
+    """That sessions of this database have told of; they do so when they end."""
+    until(lambda: sessions() == 0, "the end of all connections")
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
+
+
+def sessions() -> int:
+    """Those of Spark's processes."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'commandbus spark%'")
+        return int(cursor.fetchone()[0])
+
+
 def check(count: int, job_id: str = "job") -> SparkJob:
     """Each command once, and counted once."""
     job = SparkJob.objects.get(job_id=job_id)
@@ -127,15 +143,22 @@ def test_postgresql_is_restarted_during_a_job(spark: SparkSession, url: str) -> 
 
 
 def test_two_jobs_send_the_same_ids_in_opposite_order(spark: SparkSession, url: str) -> None:
-    rows = frame(spark, 3000)
-    ordered = [rows.orderBy(rows["key"].asc()).coalesce(1), rows.orderBy(rows["key"].desc()).coalesce(1)]
-    jobs = [in_background(lambda i=i, df=df: write(df, url, jobId=f"job{i}")) for i, df in enumerate(ordered)]  # type: ignore[misc]
-    for job in jobs:
+    before = deadlocks()
+    rows = frame(spark, 20_000)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
+    chunk = rows["key"].cast("int") / 2000  # both have the same rows in a chunk, so that they meet in each
+    ordered = [rows.sort(chunk.cast("int"), order).coalesce(1) for order in (rows["key"].asc(), rows["key"].desc())]
+
+    def send(number: int) -> None:
+        write(ordered[number], url, jobId=f"job{number}", chunkRows="2000")
+
+    for job in [in_background(partial(send, number)) for number in range(2)]:
         job.result(120)
-    assert Command.objects.count() == 3000
+    assert Command.objects.count() == 20_000
     found = SparkJob.objects.all()
-    assert sum(job.sent_count for job in found) == 3000
-    assert sum(job.duplicate_count for job in found) == 3000
+    assert sum(job.sent_count for job in found) == 20_000
+    assert sum(job.duplicate_count for job in found) == 20_000
+    assert deadlocks() == before  # one would have been repeated without a word
 
 
 def test_an_attempt_that_spark_gave_up_writes_nothing_after_the_commit(
@@ -180,12 +203,5 @@ def test_rows_that_cannot_be_sent_end_the_job_and_name_the_row(spark: SparkSessi
 
 def test_sessions_are_all_closed(url: str) -> None:
     """Whoever runs before: nobody keeps a connection."""
-    with psycopg.connect(**libpq_parameters(), autocommit=True) as other:
-
-        def left() -> int:
-            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'commandbus spark%'"
-            row = other.execute(query).fetchone()
-            return 0 if row is None else int(row[0])
-
-        until(lambda: left() == 0, "the end of all connections")
+    until(lambda: sessions() == 0, "the end of all connections")
     assert threading.active_count() < 50

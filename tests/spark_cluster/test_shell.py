@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from commandbus import get_batch
 from commandbus.models import Command, SparkJob
 from tests.helpers import environment
-from tests.scenarios.test_docs import shell_blocks
+from tests.scenarios.test_docs import TOO_LONG, shell_blocks
 from tests.spark_cluster.cluster import HOSTS, Cluster
 from tests.spark_cluster.test_faults import frame, sent, until
 
@@ -50,7 +50,7 @@ def test_a_job_that_is_killed_half_way_is_completed_by_the_same_command(url: str
             os.killpg(first.pid, signal.SIGKILL)
         _, told = first.communicate()
     assert 2000 < sent() < MANY, told.decode()
-    second = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    second = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=TOO_LONG)
     assert second.returncode == 0, second.stderr
     lines = [line.split() for line in second.stdout.splitlines()]
     assert lines[0] == ["sent", f"{MANY:,}"]
@@ -61,6 +61,61 @@ def test_a_job_that_is_killed_half_way_is_completed_by_the_same_command(url: str
     batch = get_batch("orders", job.batch_id)
     assert batch is not None
     assert (batch.total_count, batch.is_open) == (MANY, False)
+
+
+@pytest.mark.parametrize("phase", ["starts", "sends"])
+def test_ctrl_c_ends_it_in_one_line_and_leaves_nothing_running(url: str, payouts: str, phase: str) -> None:
+    command = [
+        *(sys.executable, "-m", "django", "commandbus_spark", "send", "--domain", "orders", payouts),
+        *(
+            "--format",
+            "parquet",
+            "--id-from",
+            "invoice",
+            "--chunk-rows",
+            "20",
+            "--master",
+            "local[1]",
+            *options(*LOCAL),
+        ),
+    ]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            if phase == "starts":
+                until(lambda: len(members(process.pid)) > 1 or process.poll() is not None, "a Java")
+            else:
+                until(lambda: sent() > 100 or process.poll() is not None, "a part of the commands")
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            out, told = process.communicate(timeout=TOO_LONG)
+            until(lambda: members(process.pid) == [], "the end of all that it has started")
+        finally:
+            if members(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, out + told
+    assert "Traceback" not in told
+    assert "\tat " not in told
+    last = told.rstrip().splitlines()[-1]
+    if phase == "starts":
+        assert last == "interrupted; nothing was sent"
+    else:
+        assert last.startswith("interrupted; what was sent stays, and the same command again goes on (job send-")
+        assert 100 < sent() < MANY
+
+
+def members(group: int) -> list[int]:
+    """Processes that a terminal would interrupt together with their first one, and which still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(words[2]) == group and words[0] != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def test_the_documentation_of_a_cluster_runs(url: str, machines: Cluster, tmp_path: Path) -> None:
@@ -88,7 +143,13 @@ def test_the_documentation_of_a_cluster_runs(url: str, machines: Cluster, tmp_pa
 
 def _run(script: str, folder: Path, variables: dict[str, str]) -> str:
     done = subprocess.run(
-        ["bash", "-euc", script], cwd=folder, env=variables, capture_output=True, text=True, check=False
+        ["bash", "-euc", script],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TOO_LONG,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -114,6 +175,7 @@ def test_a_machine_without_java_uses_the_one_from_pypi(url: str, tmp_path: Path)
         capture_output=True,
         text=True,
         check=False,
+        timeout=TOO_LONG,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert Command.objects.count() == 1
