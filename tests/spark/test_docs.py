@@ -24,12 +24,13 @@ PAGE = "spark.md"
 
 @pytest.mark.spark
 def test_files_are_sent_from_the_shell(url: str, project: Path) -> None:
-    by_name, by_mapping, without_django = shell_blocks(PAGE, "Send files")
+    blocks = shell_blocks(PAGE, "Send files")
+    assert len(blocks) == 5
     variables = environment(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", PYTHONPATH=str(DOCS.parent), DATABASE=url
     )
     done = subprocess.run(
-        ["bash", "-euc", f"{by_name}\n{by_mapping}\n{without_django}"],
+        ["bash", "-euc", "\n".join(blocks)],
         cwd=project,
         env=unmeasured(variables),
         capture_output=True,
@@ -40,9 +41,10 @@ def test_files_are_sent_from_the_shell(url: str, project: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     [batch] = list_batches("payments")
     assert (batch.name, batch.total_count, batch.is_open) == ("Payouts of May", 3, False)
-    counts = sorted(SparkJob.objects.values_list("sent_count", "duplicate_count"))
-    assert counts == [(0, 3), (0, 3), (0, 3), (3, 0)]
-    assert Command.objects.count() == 3
+    counts = sorted(SparkJob.objects.values_list("sent_count", "duplicate_count", "rejected_count"))
+    assert counts == [(0, 3, 0)] * 4 + [(1, 0, 1), (3, 0, 0)]
+    assert '"data":"no JSON"' in done.stdout
+    assert Command.objects.count() == 4
 
 
 def test_dataframes_streams_and_rejects_are_as_documented(
@@ -55,7 +57,7 @@ def test_dataframes_streams_and_rejects_are_as_documented(
     monkeypatch.setenv("PAYOUTS", str(tmp_path / "in"))
     monkeypatch.setenv("CHECKPOINT", str(tmp_path / "checkpoint"))
     blocks = re.findall(r"^```python\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, PAGE, "exec"), names)  # noqa: S102 - our own page
@@ -63,3 +65,6 @@ def test_dataframes_streams_and_rejects_are_as_documented(
     assert out.splitlines()[0].startswith("0 1 0 ")  # what the first block has sent is a duplicate to the second
     assert "its data cannot be read as JSON" in out
     assert Command.objects.count() == 2
+    found = {batch.name: (batch.total_count, batch.is_open) for batch in list_batches("payments")}
+    # What they would send was sent before, by the first block and by the other stream.
+    assert found == {"Payouts of May": (0, False), "Payouts 0": (0, False)}
