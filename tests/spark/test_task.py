@@ -244,10 +244,10 @@ def short_statements() -> Iterator[None]:
         hold = "SELECT pg_advisory_xact_lock_shared(commandbus.spark_job_key('job')), pg_sleep(1)"
         try:
             with ThreadPoolExecutor() as pool:
-                held = pool.submit(connection.execute, hold)
+                pool.submit(connection.execute, hold)
                 wait_until(_is_held, "the one who holds it")
                 yield
-                assert held.done()
+                assert not _is_held()  # so it was waited for
         finally:
             for limit in map(sql.Identifier, limits):
                 connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(name, limit))
@@ -255,7 +255,10 @@ def short_statements() -> Iterator[None]:
 
 def _is_held() -> bool:
     with psycopg.connect(**libpq_parameters(), autocommit=True, options="-c statement_timeout=0") as other:
-        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+        query = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND datname = current_database()"
+            " WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+        )
         return other.execute(query).fetchone() == (1,)
 
 

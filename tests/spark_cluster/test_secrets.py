@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commandbus import spark as commandbus_spark
+from commandbus.models import Command
 from tests.spark_cluster.cluster import Cluster
 from tests.spark_cluster.test_faults import frame
 
@@ -33,6 +34,17 @@ def pages(spark: SparkSession) -> str:
         with urlopen(f"{place}/SQL/execution/?id={execution['id']}", timeout=30) as answer:  # noqa: S310
             texts.append(answer.read().decode(errors="replace"))
     return "\n".join(texts)
+
+
+def streamed(spark: SparkSession, folder: Path, place: str) -> str:
+    """What a query tells of itself that has sent to a place with a password. Its checkpoint is in the folder."""
+    frame(spark, 10).write.json(str(folder / "in"))
+    stream = spark.readStream.schema(frame(spark, 1).schema).json(str(folder / "in")).writeStream.format("commandbus")
+    options = {"url": place, "domain": "orders", "checkpointLocation": str(folder / "checkpoint")}
+    query = stream.options(**options).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert Command.objects.count() == 300  # the same ten were sent before
+    return f"{query.lastProgress} {query.status} {query.exception()}"
 
 
 def files_with(text: str, folder: Path) -> list[str]:
@@ -64,6 +76,7 @@ def test_a_password_is_found_nowhere(
         with pytest.raises(PySparkException) as caught:
             broken.write.format("commandbus").mode("append").options(url=place, domain="orders").save()
         errors.append(str(caught.value))
+        told = streamed(spark, machines.folder / "stream", place)
         rejects = spark.read.format("commandbus").options(url=place, table="rejects", jobId="the-job").load()
         rejects.explain(extended=True)
         rejects.count()
@@ -74,6 +87,8 @@ def test_a_password_is_found_nowhere(
     shown = capsys.readouterr()
     assert SECRET not in shown.out + shown.err
     assert SECRET not in "\n".join(errors)
+    assert '"numOutputRows": 10' in told  # its sink has spoken
+    assert SECRET not in told
     text = pages(spark)
     assert "the-job" in text or "commandbus" in text  # what was looked at is what was meant
     assert SECRET not in text
