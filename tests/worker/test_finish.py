@@ -88,7 +88,7 @@ def test_many_locked_commands_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatc
         wait_until(lambda: len(finisher._postponed) == 20, "all locked ones are postponed")
         finisher.put("orders", [Finish(leases[20], Status.COMPLETED)])
         wait_until(lambda: status(ids[20]) == "COMPLETED")
-        assert told == [ids[20]]
+        wait_until(lambda: told == [ids[20]], "the word of it")
     wait_until(lambda: set(told) == set(ids))
     finisher.stop()
     finisher.join(30)
