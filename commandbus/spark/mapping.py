@@ -7,15 +7,19 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import unquote
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commandbus.exceptions import ConfigurationError
+from commandbus.spark import csv_lines, json_lines
 from commandbus.spark.ids import derived_id
 from commandbus.spark.reasons import reason
 
@@ -30,15 +34,18 @@ SUFFIXES: dict[str, Format] = {
 PACKED = (".gz", ".bz2", ".zst", ".snappy")
 SPECIAL = ("command_id", "command_type", "correlation_id", "reply_to", "delay")
 MAPPED = (*SPECIAL, "key", "data")
-CORRUPT = "_corrupt_record"
-FOREIGN = "_not_utf8"
-FILE = "_file"
+CORRUPT = "__commandbus_corrupt"
+FOREIGN = "__commandbus_not_utf8"
+FILE = "__commandbus_file"
 OWN = (CORRUPT, FOREIGN, FILE)
-"""Columns that are added when files are read."""
+"""Columns that are added when files are read, called as nobody else calls theirs."""
 SHOWN = 60
 """Characters of a line that cannot be read."""
 REPLACED = "\N{REPLACEMENT CHARACTER}"
-NOT_UTF8 = "it is not UTF-8; say what it is: --option encoding=ISO-8859-1, for example"
+NOT_UTF8: dict[Format, str] = {
+    "csv": "it is not UTF-8; say what it is: --option encoding=ISO-8859-1, for example",
+    "json": "it is not UTF-8; convert it: iconv -f ISO-8859-1 -t UTF-8, for example",
+}
 UNREADABLE = "the line cannot be read; a line of CSV has as many cells as the header, one of JSON is an object"
 VIEW = "input"
 """What an SQL query calls the files."""
@@ -63,11 +70,16 @@ class Input:
         if other is not None and (self.command_type is not None or self.id_from):
             raise ConfigurationError(f"type and id come from the {other}; leave --type and --id-from out")
 
+    def option(self, *names: str) -> str | None:
+        """Of Spark's reader, by any of these names in lower case: Spark does not tell it from upper case."""
+        return next((value for name, value in self.options.items() if name.lower() in names), None)
+
 
 def commands_of(spark: SparkSession, source: Input, domain: str) -> DataFrame:
     """The commands in files. Raises a ConfigurationError that names the file, the column or the expression."""
     with _blamed(", ".join(source.files)):
         rows = _read(spark, source)
+        _require_all_files(rows, source)
     if source.sql is not None:
         rows.createOrReplaceTempView(VIEW)
         with _blamed("--sql"):
@@ -84,7 +96,7 @@ def _blamed(what: str) -> Iterator[None]:
     """What Spark cannot read is an error of ours that says where it stands."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         own = "|".join(OWN)
         text = re.sub(rf"`({own})`, |, `({own})`", "", reason(error))  # columns that only we know
         raise ConfigurationError(f"{what}: {text}") from error
@@ -120,11 +132,14 @@ def _read(spark: SparkSession, source: Input) -> DataFrame:
     if kind == "parquet":
         return _spread(_named(reader.parquet(*files), source))
     if kind == "csv":
-        _require_closed_quotes(spark, source)
+        csv_lines.check(spark, files, source.options)
+    else:
+        json_lines.check(spark, files, source.options)
     schema = _schema(spark, reader, kind, source)
     # Data are taken as they stand: read as a struct, each row would get the keys of all others.
     fields = [StructField(f.name, StringType()) if f.name == "data" else f for f in schema.fields if f.name != CORRUPT]
-    if kind == "json" and source.sql is None and "data" not in [f.name for f in fields] and fields:
+    by_names = source.sql is None and source.mapping is None
+    if kind == "json" and by_names and "data" not in [f.name for f in fields] and fields:
         fields.append(StructField("data", StringType()))  # Spark leaves out what is {} in every line
     if not fields:
         raise ConfigurationError(
@@ -134,40 +149,39 @@ def _read(spark: SparkSession, source: Input) -> DataFrame:
     corrupt = [] if source.sql is not None else [StructField(CORRUPT, StringType())]
     exact = reader.schema(StructType([*fields, *corrupt]))
     rows = _named(exact.csv(files) if kind == "csv" else exact.json(files), source)
-    if kind == "csv" and "nullValue" not in source.options:
+    if kind == "csv" and source.option("nullvalue") is None:
         rows = rows.select(*[F.col(name) if name in OWN else _empty_for_null(name) for name in rows.columns])
-    if "encoding" not in source.options:
-        rows = _in_utf8(rows, is_query=source.sql is not None)
+    if source.option("encoding", "charset") is None:
+        rows = _in_utf8(rows, kind, is_query=source.sql is not None)
     return _spread(rows)
 
 
+def _require_all_files(rows: DataFrame, source: Input) -> None:
+    """Spark does not look into the folders of a folder. (On this machine; elsewhere, the number of files is shown.)"""
+    if source.option("recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter") is not None:
+        return
+    read = {unquote(name.removeprefix("file://")) for name in rows.inputFiles()}
+    folders = [Path(found).absolute() for name in source.files for found in glob(name) if Path(found).is_dir()]
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            is_hidden = any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
+            if not is_hidden and path.is_file() and SUFFIXES.get(_suffix(path.name)) and str(path) not in read:
+                raise ConfigurationError(
+                    f"{path} would be left out, for it is not in the folder {folder} itself; name its own folder, too, "
+                    f"or add --option recursiveFileLookup=true"
+                )
+
+
 def _schema(spark: SparkSession, reader: DataFrameReader, kind: Format, source: Input) -> StructType:
-    files, options = list(source.files), {name.lower() for name in source.options}
+    files = list(source.files)
     if kind == "csv":
         return reader.csv(files).schema
-    if source.sql is not None or source.mapping is not None or options & {"multiline", "encoding"}:
+    if source.sql is not None or source.mapping is not None or source.option("multiline"):
         return reader.json(files).schema
     # Only the fields of the lines themselves: what is in their data may have two keys that are one column to Spark.
     keys = spark.read.options(**source.options).text(files).select(F.explode(F.json_object_keys("value")).alias("key"))
     names = sorted(row["key"] for row in keys.distinct().collect())
     return StructType([StructField(name, StringType()) for name in names])
-
-
-def _require_closed_quotes(spark: SparkSession, source: Input) -> None:
-    """A quote that is not closed takes all that follows into its cell, which Spark finds nothing wrong with."""
-    options = {name.lower(): value.lower() for name, value in source.options.items()}
-    if options.keys() & {"quote", "escape", "comment"} or options.get("multiline") == "false":
-        return  # somebody knows better
-    if options.get("encoding", "").startswith(("utf-16", "utf-32")):
-        return
-    lines = spark.read.text(list(source.files)).select("value", F.col("_metadata.file_path").alias("file"))
-    quotes = F.length("value") - F.length(F.replace("value", F.lit('"'), F.lit("")))
-    odd = lines.groupBy("file").agg(F.sum(quotes).alias("quotes")).where("quotes % 2 = 1").first()
-    if odd is not None:
-        raise ConfigurationError(
-            f"{odd['file']}: the number of its quotes is odd, so one is not closed, and would take all that follows "
-            f"into its cell; close it, or, if no cell has several lines, add --option multiLine=false"
-        )
 
 
 def _named(rows: DataFrame, source: Input) -> DataFrame:
@@ -181,13 +195,13 @@ def _empty_for_null(name: str) -> Column:
     return F.coalesce(F.col(_quoted(name)), F.lit("")).alias(name)
 
 
-def _in_utf8(rows: DataFrame, *, is_query: bool) -> DataFrame:
+def _in_utf8(rows: DataFrame, kind: Format, *, is_query: bool) -> DataFrame:
     """What is not UTF-8 was replaced by a mark when it was read, and different texts by the same."""
     texts = [name for name in rows.columns if isinstance(rows.schema[name].dataType, StringType) and name != FILE]
     if not is_query:
         marked = F.concat_ws("", *[F.col(_quoted(name)) for name in texts]).contains(REPLACED)
-        return rows.withColumn(FOREIGN, marked)
-    stop = F.raise_error(F.lit(NOT_UTF8))
+        return rows.withColumn(FOREIGN, F.when(marked, F.lit(NOT_UTF8[kind])))
+    stop = F.raise_error(F.lit(NOT_UTF8[kind]))
     columns = {name: F.col(_quoted(name)) for name in rows.columns}
     columns |= {name: F.when(columns[name].contains(REPLACED), stop).otherwise(columns[name]) for name in texts}
     return rows.select(*[column.alias(name) for name, column in columns.items()])
@@ -207,7 +221,8 @@ def _defaults(kind: Format, *, is_query: bool) -> dict[str, str]:
     mode = {"mode": "FAILFAST", "columnPruning": "false"} if is_query else {"mode": "PERMISSIVE"}
     common = {**mode, "columnNameOfCorruptRecord": CORRUPT}
     if kind == "csv":
-        return {**common, "header": "true", "escape": '"', "enforceSchema": "false", "multiLine": "true"}
+        quotes = {"escape": '"', "unescapedQuoteHandling": "RAISE_ERROR"}
+        return {**common, **quotes, "header": "true", "enforceSchema": "false", "multiLine": "true"}
     return {**common, "primitivesAsString": "true"} if kind == "json" else {"mergeSchema": "true"}
 
 
@@ -276,7 +291,7 @@ def _marked(rows: DataFrame, columns: Mapping[str, Column], content: Column, key
         not_a_number = columns["delay"].isNotNull() & result["delay"].isNull()
         problem = F.when(not_a_number, F.lit("its delay is not a number of seconds"))
     if FOREIGN in rows.columns:
-        problem = F.when(F.col(FOREIGN), F.lit(NOT_UTF8)).otherwise(problem)
+        problem = F.coalesce(F.col(FOREIGN), problem)
     if CORRUPT in rows.columns:
         unreadable = F.col(CORRUPT).isNotNull()
         problem = F.when(unreadable, F.lit(UNREADABLE)).otherwise(problem)

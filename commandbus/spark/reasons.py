@@ -13,10 +13,19 @@ RAISED = re.compile(r"^: (?:[\w.$]+: )?([^\n]+)", re.MULTILINE)
 """In Java, as Python tells it below a line of its own."""
 
 
+QUOTE = re.compile(
+    r"(?:Unexpected|Unescaped quote) character .{1,5} (?:following|inside) quoted value.*?line=(\d+)", re.S
+)
+"""In CSV. The line is the one before, for the first is number 0."""
+
+
 def reason(error: Exception) -> str:
     """One line: the last of the causes, for they come last."""
     text = str(error).strip()
+    if found := QUOTE.search(text):
+        line = int(found[1]) + 1
+        return f"a quote is not closed, or stands inside of a cell and is not doubled, in line {line:,} or before it"
     for pattern in (CAUSE, CONDITION, RAISED):
-        if found := pattern.findall(text):
-            return "; ".join(line.strip() for line in str(found[-1]).splitlines())[:1000]
+        if causes := pattern.findall(text):
+            return "; ".join(line.strip() for line in str(causes[-1]).splitlines())[:1000]
     return text.partition("\n")[0] or type(error).__name__

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 from uuid import uuid5
 
 from py4j.protocol import Py4JError
@@ -29,7 +29,7 @@ from commandbus.spark.reasons import reason
 from commandbus.spark.rows import check_columns
 from commandbus.spark.sending import count, send, text_of
 from commandbus.spark.spark_session import session
-from commandbus.text import plain, table
+from commandbus.text import plain, plural, table
 
 INTERRUPTED = 130
 
@@ -95,10 +95,11 @@ class _Run:
             verify_job(session, wanted)
         if self._job.rejects is not None and "://" not in self._job.rejects:
             folder = Path(self._job.rejects)
-            if folder.exists():
-                raise ConfigurationError(f"--rejects {folder} exists already; name a folder that is still to be made")
+            around = next((name for name in self._job.source.files if _is_inside(folder, Path(name))), None)
+            if around is not None:
+                raise ConfigurationError(f"--rejects {folder} is in {around}, which is read; name another folder")
             try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigurationError(f"--rejects {folder} cannot be made: {error}") from None
 
@@ -107,7 +108,7 @@ class _Run:
         df = commands_of(self._spark, self._job.source, self._job.domain)
         self._go_on()
         self._job_id = self._job_id or _job_id_of(self._job, df)
-        self._say(f"job {self._job_id}")
+        self._say(f"job {self._job_id}, {plural(len(df.inputFiles()), 'file')}")
         self._bar = Bar(self._err, self._count(df))
         self._go_on()
         options = {**self._job.options, "job_id": self._job_id}
@@ -140,11 +141,15 @@ class _Run:
         return count(df, all_right=self._job.options.get("on_invalid") != "reject")
 
     def _keep_rejects(self, done: Job) -> None:
-        if self._job.rejects is None or not done.rejected or self._spark is None:
+        """In a folder of the job, which holds afterwards what this run has set aside, and nothing else."""
+        if self._job.rejects is None or self._spark is None:
             return
-        reader = self._spark.read.format("commandbus").options(table="rejects", url=self._job.url, jobId=done.job_id)
-        reader.load().drop("job_id").coalesce(1).write.json(self._job.rejects)
-        self._say(f"what was set aside is in {self._job.rejects}")
+        folder = f"{self._job.rejects.rstrip('/')}/{quote(done.job_id, safe='')}"
+        options = {"table": "rejects", "url": self._job.url, "jobId": done.job_id, "run": str(done.run)}
+        rejects = self._spark.read.format("commandbus").options(**options).load().drop("job_id")
+        rejects.coalesce(1).write.mode("overwrite").json(folder)
+        if done.rejected:
+            self._say(f"what was set aside is in {folder}")
 
     def _summary(self, done: Job) -> list[str]:
         rows = [
@@ -167,6 +172,10 @@ def _in_the_shell(text: str) -> str:
     other = {"batchName": "--batch"}
     dashed = r"the option (\w+)"
     return re.sub(dashed, lambda found: other.get(found[1], "--" + re.sub("([A-Z])", r"-\1", found[1]).lower()), text)
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return folder.is_dir() and path.resolve().is_relative_to(folder.resolve())
 
 
 def _stamp(name: str) -> tuple[int, ...]:

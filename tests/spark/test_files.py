@@ -56,7 +56,7 @@ def test_a_csv_file_is_sent_as_a_batch_and_ends_with_a_table(spark: SparkSession
     assert [line.split() for line in out.splitlines()[:3]] == [["sent", "2"], ["duplicate", "0"], ["rejected", "0"]]
     job = SparkJob.objects.get()
     assert out.splitlines()[-1] == f"batch {job.batch_id}"
-    assert err.splitlines()[0] == f"job {job.job_id}"
+    assert err.splitlines()[0] == f"job {job.job_id}, 1 file"
     assert payloads() == {
         derived_id("orders", "PlaceOrder", ["2026-1"]): {"invoice": "2026-1", "account": "DE-1", "amount": "10.00"},
         derived_id("orders", "PlaceOrder", ["2026-2"]): {"invoice": "2026-2", "account": 'D"E', "amount": ""},
@@ -218,6 +218,108 @@ def test_a_file_that_spark_would_leave_out_is_named(spark: SparkSession, url: st
         send(csv, str(hidden), "--type", "PlaceOrder", "--id-from", "invoice")
 
 
+def test_files_in_folders_of_a_folder_are_not_left_out(spark: SparkSession, url: str, csv: str, tmp_path: Path) -> None:
+    (tmp_path / "may" / "late").mkdir(parents=True)
+    (tmp_path / "may" / "a.csv").write_text(CSV)
+    (tmp_path / "may" / "late" / "b c.csv").write_text("invoice,account,amount,delay\n2026-3,DE-1,1,\n")
+    arguments = [str(tmp_path / "m*"), "--format", "csv", "--type", "PlaceOrder", "--id-from", "invoice"]
+    with pytest.raises(CommandError, match=r"/may/late/b c\.csv would be left out, .* recursiveFileLookup=true"):
+        send(*arguments)
+    assert "2 files" in send(*arguments, "--option", "recursiveFileLookup=true")[2]
+    assert Command.objects.count() == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"data": {}, "command_id": "1"}{"a": 1}', '{"data": {}} , {"a": 1}', '{"data": {}} garbage', '[{"data": {}}] x'],
+)
+@pytest.mark.parametrize(
+    "more", [["--type", "T"], ["--sql", "SELECT 'T' AS command_type, command_id, data FROM input"]]
+)
+def test_a_line_of_json_with_more_than_one_value_is_named(
+    spark: SparkSession, url: str, tmp_path: Path, line: str, more: list[str]
+) -> None:
+    """Spark reads the first, and says nothing of the others."""
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"command_id": "{UUID(int=1)}", "data": {{}}}}\n\n{line}\n')
+    with pytest.raises(CommandError, match=r"a\.jsonl: there is something after the first value of the line '"):
+        send(str(file), *more)
+    assert not Command.objects.exists()
+
+
+def test_of_json_over_several_lines_nothing_is_left_out(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    command = '{"command_id": "%s", "type": "T",\n "data": {"n": 1.10}}'
+    both = [command % UUID(int=number) for number in (1, 2)]
+    file.write_text("\n".join(both))
+    with pytest.raises(CommandError, match=r"a\.json: there is something after its first value, which multiLine=true"):
+        send(str(file), "--option", "multiLine=true")
+    file.write_text(f"[{','.join(both)}]")
+    assert send(str(file), "--option", "multiLine=true")[0] == 0
+    assert payloads() == {UUID(int=1): {"n": 1.1}, UUID(int=2): {"n": 1.1}}
+
+
+@pytest.mark.parametrize("name", ["encoding", "Charset"])
+def test_an_encoding_that_would_change_numbers_is_refused(
+    spark: SparkSession, url: str, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(
+        CommandError, match="JSON is read as UTF-8, and --option encoding=UTF-8 would change the digits"
+    ):
+        send(str(tmp_path / "a.jsonl"), "--type", "T", "--option", f"{name}=UTF-8")
+
+
+def test_what_is_not_json_to_others_is_read_as_somebody_says(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"command_id": "{UUID(int=1)}", "data": {{}}}} // the first\n')
+    assert send(str(tmp_path / "a.jsonl"), "--type", "T", "--option", "allowComments=true")[0] == 0
+
+
+def test_two_quotes_that_are_not_closed_take_no_lines_with_them(spark: SparkSession, url: str, csv: str) -> None:
+    Path(csv).write_text('invoice,note\n1," not closed\n2,ok\n3," nor this one\n4,fine\n')
+    with pytest.raises(CommandError, match=r"csv: a quote is not closed, .* is not doubled, in line 4 or"):
+        send(csv, "--type", "T", "--id-from", "invoice")
+    assert not Command.objects.exists()
+    Path(csv).write_text('invoice,note\n1,5" or 6"\n2,"a ""b"" c\nd"\n')
+    assert send(csv, "--type", "T", "--id-from", "invoice")[0] == 0
+    assert sorted(data["note"] for data in payloads().values()) == ['5" or 6"', 'a "b" c\nd']
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("invoice,note\n1,a\r\n2,b\r\n", None),
+        ("invoice,note\r\n1,a\n2,b\r\n", None),
+        ('invoice,note\r\n1,"a\nb"\r\n2,c', ["a\nb", "c"]),
+        ('invoice,note\n1,"a\r\nb"\n2,c\n', ["a\r\nb", "c"]),
+        ("invoice,note\r\n1,a\r\n2,b\r\n", ["a", "b"]),
+    ],
+)
+def test_line_ends_of_two_kinds_do_not_become_part_of_cells(
+    spark: SparkSession, url: str, csv: str, text: str, notes: list[str] | None
+) -> None:
+    Path(csv).write_bytes(text.encode())
+    if notes is None:
+        with pytest.raises(CommandError, match=r"payouts\.csv: some of its lines end in .* make them all alike"):
+            send(csv, "--type", "T", "--id-from", "invoice")
+    else:
+        assert send(csv, "--type", "T", "--id-from", "invoice")[0] == 0
+        assert sorted(data["note"] for data in payloads().values()) == notes
+
+
+def test_columns_may_be_called_as_spark_calls_its_own(spark: SparkSession, url: str, csv: str) -> None:
+    Path(csv).write_text("invoice,_file,_corrupt_record\n1,a,b\n")
+    assert send(csv, "--type", "T", "--id-from", "invoice", "--option", "nullvalue=a")[0] == 0
+    assert list(payloads().values()) == [{"invoice": "1", "_file": None, "_corrupt_record": "b"}]
+
+
+def test_a_mapping_adds_nothing_that_is_not_in_the_lines(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "1", "x": "b"}\n')
+    (tmp_path / "m.toml").write_text('command_type = "\'T\'"\nkey = "id"\n')
+    assert send(str(tmp_path / "a.jsonl"), "--mapping", str(tmp_path / "m.toml"))[0] == 0
+    assert list(payloads().values()) == [{"id": "1", "x": "b"}]
+
+
 def test_a_changed_file_is_another_job(spark: SparkSession, url: str, csv: str) -> None:
     arguments = (csv, "--type", "PlaceOrder", "--id-from", "invoice", "--batch", "Payouts")
     send(*arguments)
@@ -266,13 +368,26 @@ def test_lines_that_cannot_be_read_are_kept_in_a_folder(
     code, out, err = send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))
     assert code == 1
     assert [line.split() for line in out.splitlines()[:3]] == [["sent", "2"], ["duplicate", "0"], ["rejected", "2"]]
-    assert f"what was set aside is in {folder}" in err
-    [file] = folder.glob("*.json")
-    kept = {json.loads(line)["data"]: json.loads(line)["reason"] for line in file.read_text().splitlines()}
+    own = folder / SparkJob.objects.get().job_id
+    assert f"what was set aside is in {own}" in err
+
+    def kept_now() -> dict[str, str]:
+        lines = [line for file in own.glob("*.json") for line in file.read_text().splitlines()]
+        return {json.loads(line)["data"]: json.loads(line)["reason"] for line in lines}
+
+    kept = kept_now()
     assert kept["2026-3,x"].startswith("the line cannot be read; a line of CSV has as many cells as the header")
     assert "its delay is not a number of seconds" in kept.values()
-    with pytest.raises(CommandError, match="exists already; name a folder that is still to be made"):
-        send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))
+    (own / "_SUCCESS").unlink()  # as if it had been killed while it wrote them
+    assert send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))[0] == 1
+    assert kept_now() == kept
+
+
+def test_rejects_are_not_put_where_files_are_read(spark: SparkSession, url: str, csv: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"--rejects .*/bad is in .*, which is read; name another folder"):
+        send(
+            str(tmp_path), "--format", "csv", "--type", "T", "--id-from", "invoice", "--rejects", str(tmp_path / "bad")
+        )
 
 
 def test_a_mapping_file_says_what_each_column_is(spark: SparkSession, url: str, tmp_path: Path) -> None:
