@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.IntegerField(
-                        help_text="Of the job. Those of earlier runs are kept until a later one has completed"
+                        help_text="Of the job. Those of the run that completed before the last are kept, too"
                     ),
                 ),
                 ("digest", models.BinaryField(max_length=32)),
@@ -87,6 +87,8 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("batch_id", models.UUIDField(null=True)),
+                ("completed_run", models.IntegerField(help_text="The last run that has completed", null=True)),
+                ("stream_query", models.TextField(help_text="The streaming query that it sends", null=True)),
                 (
                     "stream_run",
                     models.TextField(help_text="The run of the streaming query that has committed last", null=True),

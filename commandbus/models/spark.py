@@ -23,6 +23,8 @@ class SparkJob(models.Model):
     run = models.IntegerField(help_text="How often it was begun. What an earlier run still writes is refused")
     atomic = models.BooleanField(db_default=False, help_text="Whether the transaction that ends it sends it all")
     batch_id = models.UUIDField(null=True)
+    completed_run = models.IntegerField(null=True, help_text="The last run that has completed")
+    stream_query = models.TextField(null=True, help_text="The streaming query that it sends")
     stream_run = models.TextField(null=True, help_text="The run of the streaming query that has committed last")
     stream_batch = models.BigIntegerField(null=True, help_text="The micro-batch that it has committed last")
     committed_at = models.DateTimeField(null=True, help_text="When that was")
@@ -95,7 +97,7 @@ class SparkReject(models.Model):
 
     pk = models.CompositePrimaryKey("job_id", "run", "digest")
     job_id = models.TextField()
-    run = models.IntegerField(help_text="Of the job. Those of earlier runs are kept until a later one has completed")
+    run = models.IntegerField(help_text="Of the job. Those of the run that completed before the last are kept, too")
     digest = models.BinaryField(max_length=32)
     command_id = models.TextField(null=True)
     command_type = models.TextField(null=True)

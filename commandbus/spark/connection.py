@@ -43,6 +43,12 @@ AGAIN = {"25006", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03",
 """What passes: a server that was a standby a moment ago, serialization, deadlocks, too many connections, locks, a
 server that stops or starts, a connection that was ended because it was idle, and one who has just sent the same."""
 
+REMEDIES = {
+    "25006": "this server only reads: name the primary, or all servers and target_session_attrs=read-write",
+    "57014": "what was to be done took longer than the statement_timeout of this user or database: allow it more, for "
+    "example by options=-c%20statement_timeout=60s in the url, or send fewer rows in a transaction (chunkRows)",
+}
+
 _OWN: dict[str, type[CommandBusError]] = {
     "CB001": UnknownDomainError,
     "CB002": InvalidCommandError,
@@ -69,7 +75,7 @@ def parameters_of(url: str) -> dict[str, str]:
         found = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.Error:
         found = None
-    if found is None or not _is_place(found.get("host", ""), found.get("port", "")):
+    if found is None or not _is_place(found):
         raise ConfigurationError(
             "the url cannot be read (it is not repeated here, for it may hold a password); "
             "write postgresql://user@host:5432/database, with %40 for an @ and %2F for a / in a name or a password"
@@ -77,9 +83,11 @@ def parameters_of(url: str) -> dict[str, str]:
     return found
 
 
-def _is_place(hosts: str, ports: str) -> bool:
+def _is_place(parameters: Parameters) -> bool:
     """Not so, where a password has an @ or a / that is not escaped: then a part of it stands here."""
-    return all("@" not in host[1:] for host in hosts.split(",")) and re.fullmatch(r"[\d,]*", ports) is not None
+    hosts = [host[1:] for host in parameters.get("host", "").split(",")]  # one in the file system may begin with @
+    is_port = re.fullmatch(r"[\d,]*", parameters.get("port", "")) is not None
+    return is_port and not any("@" in name for name in (*hosts, parameters.get("dbname", "")))
 
 
 def resolved(url: str, patience: float = 0) -> dict[str, str]:
@@ -184,6 +192,8 @@ def own_error(error: psycopg.Error) -> CommandBusError:
     hint = f". {error.diag.message_hint}" if error.diag.message_hint else ""
     if error.sqlstate in _OWN:
         return _OWN[error.sqlstate](message + hint)
+    if error.sqlstate in REMEDIES:
+        return CommandBusError(f"PostgreSQL has refused: {message}; {REMEDIES[error.sqlstate]}")
     if error.sqlstate in FUNCTION_IS_MISSING:
         return ConfigurationError(
             f"the database has no commandbus, or an older one ({message}); run manage.py migrate there"

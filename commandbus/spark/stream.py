@@ -32,7 +32,10 @@ class CommandStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         fence = self._fence()
         with self._target.session(fence.job_id) as session:
-            session.call("SELECT commandbus.open_spark_stream(%s, %s)", [fence.job_id, self._target.domain])
+            session.call(
+                "SELECT commandbus.open_spark_stream(%s, %s, %s)",
+                [fence.job_id, self._target.domain, fence.stream_query],
+            )
             return self._target.send(iterator, session, fence)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -52,8 +55,9 @@ class CommandStreamWriter(DataSourceStreamArrowWriter):
 
     def _fence(self) -> Fence:
         """The query has an id that outlives a restart, and its run one that does not."""
-        job_id = self._job_id or f"stream-{_said('sql.streaming.queryId')}"
-        return Fence(job_id, 1, _said("spark.jobGroup.id"), int(_said("streaming.sql.batchId") or 0))
+        query = _said("sql.streaming.queryId")
+        number = int(_said("streaming.sql.batchId") or 0)
+        return Fence(self._job_id or f"stream-{query}", 1, query, _said("spark.jobGroup.id"), number)
 
 
 def _said(name: str) -> str:

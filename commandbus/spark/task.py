@@ -27,6 +27,7 @@ class Fence:
 
     job_id: str
     run: int = 1
+    stream_query: str | None = None
     stream_run: str | None = None
     stream_batch: int | None = None
 

@@ -3,6 +3,9 @@
 -- again does nothing. `row_count`: of the whole DataFrame, each row once; `rejected_count`: how many of these were set
 -- aside. (The same row is kept once, however often it is there.) With `reject`, what an atomic job cannot send is set aside,
 -- too; without, it is an error, and nothing was done.
+--
+-- Each call of commandbus.spark_send has left a count of its rows, in the transaction that has sent them. If there are fewer
+-- than `row_count`, PostgreSQL has lost some: a standby that was behind has taken over, for example.
 CREATE OR REPLACE FUNCTION commandbus.close_spark_job(
     job_id text, run integer, row_count bigint, rejected_count bigint DEFAULT 0, reject boolean DEFAULT false
 )
@@ -24,16 +27,19 @@ BEGIN
             HINT = 'Begin it again';
     END IF;
     IF _job.status = 'RUNNING' THEN
+        PERFORM commandbus.require_spark_rows(_job.job_id, close_spark_job.row_count);
         IF _job.atomic THEN
             _rejected := _rejected + commandbus.spark_release(_job, close_spark_job.reject);
         END IF;
         PERFORM commandbus.fold_spark_job(_job.job_id);
         UPDATE public.command_bus_spark_job j
-        SET status = 'COMPLETED', row_count = close_spark_job.row_count, rejected_count = _rejected, error = NULL,
+        SET status = 'COMPLETED', completed_run = j.run, row_count = close_spark_job.row_count,
+            rejected_count = _rejected, error = NULL,
             duplicate_count = greatest(0, close_spark_job.row_count - j.sent_count - _rejected), ended_at = clock_timestamp()
         WHERE j.job_id = close_spark_job.job_id;
-        -- This run has met again whatever an earlier one had set aside, and still cannot send.
-        DELETE FROM public.command_bus_spark_reject r WHERE r.job_id = close_spark_job.job_id AND r.run < close_spark_job.run;
+        -- What the run that completed last has set aside is kept: this one may have been given a part of it only.
+        DELETE FROM public.command_bus_spark_reject r
+        WHERE r.job_id = close_spark_job.job_id AND r.run < _job.completed_run;
         IF _job.batch_id IS NOT NULL THEN
             PERFORM commandbus.seal_batch(_job.domain, _job.batch_id);
         END IF;
@@ -42,6 +48,29 @@ BEGIN
         END IF;
     END IF;
     RETURN commandbus.spark_job_now(close_spark_job.job_id);
+END;
+$function$;
+
+-- Raises an error if PostgreSQL has fewer rows of a job than its tasks have written since it was last folded.
+CREATE OR REPLACE FUNCTION commandbus.require_spark_rows(job_id text, row_count bigint)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $function$
+DECLARE
+    _found bigint;
+BEGIN
+    SELECT coalesce(sum(d.row_count), 0) INTO _found
+    FROM public.command_bus_spark_job_delta d
+    WHERE d.job_id = require_spark_rows.job_id;
+    IF _found < require_spark_rows.row_count THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB008',
+            MESSAGE = format('of %s rows of job %L, PostgreSQL has lost %s that it had confirmed',
+                             require_spark_rows.row_count, require_spark_rows.job_id, require_spark_rows.row_count - _found),
+            HINT = 'Begin the job again: that sends what is missing. Did a standby take over that was behind?';
+    END IF;
 END;
 $function$;
 
@@ -177,6 +206,7 @@ BEGIN
        AND close_spark_stream_batch.stream_batch <= _job.stream_batch THEN
         RETURN;
     END IF;
+    PERFORM commandbus.require_spark_rows(_job.job_id, close_spark_stream_batch.row_count);
     _counts := _job.stream_batch IS DISTINCT FROM close_spark_stream_batch.stream_batch;
     PERFORM commandbus.fold_spark_job(close_spark_stream_batch.job_id);
     UPDATE public.command_bus_spark_job j
@@ -201,6 +231,7 @@ AS $function$
 DECLARE
     _job public.command_bus_spark_job;
 BEGIN
+    PERFORM commandbus.commit_durably();
     PERFORM pg_advisory_xact_lock(commandbus.spark_job_key(lock_spark_job.job_id));
     SELECT j.* INTO _job FROM public.command_bus_spark_job j WHERE j.job_id = lock_spark_job.job_id;
     PERFORM commandbus.refuse_late_run(_job, lock_spark_job.job_id, lock_spark_job.run);

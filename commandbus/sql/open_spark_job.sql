@@ -47,7 +47,8 @@ END;
 $function$;
 
 -- Makes a job that sends a stream known. Every task of it calls this, so it does nothing where there is nothing to do.
-CREATE OR REPLACE FUNCTION commandbus.open_spark_stream(job_id text, domain text)
+-- `stream_query`: whose job it is. Two queries under one id would take each other's micro-batches for their own.
+CREATE OR REPLACE FUNCTION commandbus.open_spark_stream(job_id text, domain text, stream_query text)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -60,12 +61,22 @@ BEGIN
     SELECT j.* INTO _job FROM public.command_bus_spark_job j WHERE j.job_id = open_spark_stream.job_id;
     IF NOT FOUND THEN
         PERFORM commandbus.verify_spark_job(open_spark_stream.job_id, open_spark_stream.domain);
-        INSERT INTO public.command_bus_spark_job (job_id, domain, status, run, stream_run, created_at, started_at)
-        VALUES (open_spark_stream.job_id, open_spark_stream.domain, 'RUNNING', 1, '', clock_timestamp(), clock_timestamp())
+        INSERT INTO public.command_bus_spark_job (
+            job_id, domain, status, run, stream_query, stream_run, created_at, started_at
+        )
+        VALUES (open_spark_stream.job_id, open_spark_stream.domain, 'RUNNING', 1, open_spark_stream.stream_query, '',
+                clock_timestamp(), clock_timestamp())
         ON CONFLICT DO NOTHING;
         SELECT j.* INTO _job FROM public.command_bus_spark_job j WHERE j.job_id = open_spark_stream.job_id;
     END IF;
     PERFORM commandbus.refuse_other_spark_job(_job, open_spark_stream.domain, NULL, true);
+    IF _job.stream_query <> open_spark_stream.stream_query THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'CB008',
+            MESSAGE = format('there is a job %L already: it sends another query, or the same from another checkpoint',
+                             _job.job_id),
+            HINT = 'Go on from its checkpoint, or choose another job id, or none: then it follows from the query';
+    END IF;
 END;
 $function$;
 

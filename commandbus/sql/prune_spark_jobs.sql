@@ -1,5 +1,5 @@
 -- Removes up to `qty` jobs of a domain that ended before `before`, or were begun before and never ended, with what they
--- have set aside or kept. Answers how many. The commands stay what they are: to send the same DataFrame again sends nothing
+-- have set aside or kept; a thousand at the most, for each takes a lock. Answers how many. The commands stay what they are: to send the same DataFrame again sends nothing
 -- twice. A stream has no end: its job goes if it has committed nothing since then (and is made again if it goes on), and
 -- what it has set aside goes when it is as old.
 CREATE OR REPLACE FUNCTION commandbus.prune_spark_jobs(domain text, before timestamptz, qty integer)
@@ -15,12 +15,16 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     PERFORM commandbus.require_domain(prune_spark_jobs.domain);
     _jobs := ARRAY(
-        SELECT j.job_id
-        FROM public.command_bus_spark_job j
-        WHERE j.domain = prune_spark_jobs.domain
-          AND coalesce(j.ended_at, j.committed_at, j.started_at) < prune_spark_jobs.before
-          AND pg_try_advisory_xact_lock(commandbus.spark_job_key(j.job_id))
-        ORDER BY j.started_at
+        SELECT o.job_id
+        FROM (
+            SELECT j.job_id
+            FROM public.command_bus_spark_job j
+            WHERE j.domain = prune_spark_jobs.domain
+              AND coalesce(j.ended_at, j.committed_at, j.started_at) < prune_spark_jobs.before
+            ORDER BY j.started_at
+            LIMIT 1000
+        ) AS o
+        WHERE pg_try_advisory_xact_lock(commandbus.spark_job_key(o.job_id))
         LIMIT prune_spark_jobs.qty
     );
     WITH pruned AS (

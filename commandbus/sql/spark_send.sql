@@ -58,6 +58,7 @@ AS $function$
 DECLARE
     _job public.command_bus_spark_job;
 BEGIN
+    PERFORM commandbus.commit_durably();
     PERFORM pg_advisory_xact_lock_shared(commandbus.spark_job_key(join_spark_job.job_id));
     -- In a statement of its own: it has to see what was committed while the lock was waited for.
     SELECT j.* INTO _job FROM public.command_bus_spark_job j WHERE j.job_id = join_spark_job.job_id;
@@ -78,6 +79,15 @@ BEGIN
     END IF;
     RETURN _job;
 END;
+$function$;
+
+-- Spark asks once for each row. So what was confirmed must not be lost, also where the database usually allows it.
+CREATE OR REPLACE FUNCTION commandbus.commit_durably()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $function$
+    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'
 $function$;
 
 -- Raises an error if a job is gone, or was begun again.
@@ -389,6 +399,7 @@ AS $function$
 DECLARE
     _data jsonb;
     _id text;
+    _detail text;
 BEGIN
     IF command_type IS NULL THEN
         RETURN 'it has no command_type';
@@ -413,7 +424,10 @@ BEGIN
     BEGIN
         _data := data::jsonb;
     EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-        RETURN format('its data cannot be read as JSON: %s', SQLERRM);
+        GET STACKED DIAGNOSTICS _detail = PG_EXCEPTION_DETAIL;
+        -- Other details repeat what was not understood.
+        RETURN format('its data cannot be read as JSON: %s%s', SQLERRM,
+                      CASE WHEN _detail ~ '^(Unicode (high|low) surrogate|\\u0000)' THEN ': ' || _detail ELSE '' END);
     END;
     IF jsonb_typeof(_data) <> 'object' THEN
         RETURN format('its data must be a JSON object, not %s', jsonb_typeof(_data));

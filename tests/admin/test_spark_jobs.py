@@ -255,7 +255,7 @@ def test_an_atomic_job_sends_when_it_ends(admin_client: Client) -> None:
 
 
 def test_a_stream_says_so_and_its_last_micro_batch(admin_client: Client) -> None:
-    call("open_spark_stream", "flow", "orders")
+    call("open_spark_stream", "flow", "orders", "query")
     write(row(uuid4()), job_id="flow", stream=("r1", 0))
     assert "Last micro-batch none yet" in text_of(get(admin_client, job_page("flow")))
     assert "flow orders Running stream 1 row so far" in text_of(get(admin_client, LIST))
@@ -363,7 +363,7 @@ def test_whatever_somebody_wrote_is_escaped(admin_client: Client) -> None:
     assert "<script>alert" not in html
     assert html.count("&lt;script&gt;alert") >= 6
     call("fail_spark_job", NASTY, 1, NASTY)
-    call("open_spark_stream", "flow", "orders")
+    call("open_spark_stream", "flow", "orders", "query")
     call("close_spark_stream_batch", "flow", NASTY, 0, 0)
     for name in (NASTY, "flow"):
         html = get(admin_client, job_page(name))

@@ -318,7 +318,7 @@ def test_an_atomic_job_that_is_begun_again_or_fails_forgets_what_it_kept() -> No
 
 def test_a_stream_refuses_late_attempts_of_a_micro_batch_but_not_after_a_restart() -> None:
     for _ in range(2):
-        call("open_spark_stream", "stream", "orders")
+        call("open_spark_stream", "stream", "orders", "query")
     ids = [uuid4(), uuid4()]
     write(row(ids[0]), job_id="stream", stream=("r1", 0))
     call("close_spark_stream_batch", "stream", "r1", 0, 1)
@@ -330,6 +330,7 @@ def test_a_stream_refuses_late_attempts_of_a_micro_batch_but_not_after_a_restart
         call("close_spark_stream_batch", "stream", "r2", 0, 1)
     job = SparkJob.objects.get()
     assert (job.row_count, job.sent_count, job.stream_run) == (1, 2, "r2")
+    write(row(ids[1]), row(ids[1]), row(None), job_id="stream", stream=("r2", 1), reject=True)
     for _ in range(2):
         call("close_spark_stream_batch", "stream", "r2", 1, 3, 1)
     job.refresh_from_db()
@@ -337,12 +338,55 @@ def test_a_stream_refuses_late_attempts_of_a_micro_batch_but_not_after_a_restart
 
 
 def test_a_stream_is_no_dataframe() -> None:
-    call("open_spark_stream", "stream", "orders")
+    call("open_spark_stream", "stream", "orders", "query")
     with refused("it sends a stream, and not a DataFrame"), transaction.atomic():
         begin("stream")
     begin("frame")
     with refused("it sends a DataFrame, and not a stream"):
-        call("open_spark_stream", "frame", "orders")
+        call("open_spark_stream", "frame", "orders", "query")
+
+
+def test_two_queries_are_two_jobs() -> None:
+    """They count their micro-batches alike, and one would take those of the other for its own."""
+    call("open_spark_stream", "stream", "orders", "query")
+    with refused("there is a job 'stream' already: it sends another query"):
+        call("open_spark_stream", "stream", "orders", "another")
+
+
+def test_rows_that_postgresql_has_lost_after_it_had_confirmed_them_are_missed() -> None:
+    """A standby has taken over that was behind, for example. Such rows are no duplicates."""
+    ids = [uuid4() for _ in range(4)]
+    begin()
+    write(*map(row, ids[:2]))
+    SparkJobDelta.objects.all().delete()
+    Command.objects.all().delete()
+    write(*map(row, ids[2:]))
+    with refused("of 4 rows of job 'job', PostgreSQL has lost 2 that it had confirmed"), transaction.atomic():
+        close(4)
+    assert SparkJob.objects.get().status == "RUNNING"
+    begin()
+    write(*map(row, ids), run=2)
+    assert counts(close(4, run=2)) == (4, 0, 0)
+    call("open_spark_stream", "stream", "orders", "query")
+    with refused("of 1 rows of job 'stream', PostgreSQL has lost 1"):
+        call("close_spark_stream_batch", "stream", "r1", 0, 1)
+
+
+@pytest.mark.parametrize(("usual", "here"), [("off", "on"), ("local", "local")])
+def test_what_spark_is_told_is_on_disk(usual: str, here: str) -> None:
+    begin()
+    for step in (lambda: write(row(uuid4())), lambda: close(1)):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('synchronous_commit', %s, true)", [usual])
+            step()
+            cursor.execute("SELECT current_setting('synchronous_commit')")
+            assert cursor.fetchone() == (here,)
+
+
+def test_half_a_surrogate_pair_is_called_by_its_name() -> None:
+    begin()
+    [(_, why)] = write(row(uuid4(), r'{"a": "\ud800"}'))
+    assert why.startswith("its data cannot be read as JSON: invalid input syntax for type json: Unicode ")
 
 
 def test_progress_shows_what_is_not_folded_yet() -> None:
@@ -363,7 +407,7 @@ def test_old_jobs_are_pruned_with_what_they_set_aside() -> None:
     close(1, job_id="old")
     begin("killed", atomic=True)
     write(row(uuid4()), job_id="killed")
-    call("open_spark_stream", "silent stream", "orders")
+    call("open_spark_stream", "silent stream", "orders", "query")
     assert call("prune_spark_jobs", "orders", datetime.now(UTC) - timedelta(days=1), 10) == [(0,)]
     assert SparkReject.objects.exists()
     later = datetime.now(UTC) + timedelta(days=1)
@@ -375,9 +419,19 @@ def test_old_jobs_are_pruned_with_what_they_set_aside() -> None:
     assert not SparkJobDelta.objects.exists()
 
 
+def test_a_thousand_jobs_are_pruned_at_the_most_for_each_takes_a_lock() -> None:
+    domain = Domain.objects.get(name="orders").name
+    SparkJob.objects.bulk_create(
+        SparkJob(job_id=f"job {number}", domain=domain, status="COMPLETED", run=1) for number in range(1100)
+    )
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert call("prune_spark_jobs", "orders", later, 5000) == [(1000,)]
+    assert call("prune_spark_jobs", "orders", later, 5000) == [(100,)]
+
+
 def test_a_stream_that_goes_on_is_kept_but_not_what_it_set_aside_long_ago() -> None:
     yesterday, long_ago = (datetime.now(UTC) - timedelta(days=days) for days in (1, 2))
-    call("open_spark_stream", "stream", "orders")
+    call("open_spark_stream", "stream", "orders", "query")
     SparkJob.objects.update(started_at=long_ago)
     for number in range(2):
         write(row(None, f'{{"n": {number}}}'), job_id="stream", reject=True, stream=("run", number))
@@ -422,16 +476,26 @@ def test_the_end_of_a_job_waits_for_those_who_write_and_lets_nobody_pass() -> No
         assert "has ended (COMPLETED)" in passing.result()
 
 
-def test_what_an_earlier_run_set_aside_is_there_until_a_later_one_has_completed() -> None:
-    """A later run may read it, to send it again with corrections."""
+def test_what_a_run_set_aside_is_there_until_two_later_ones_have_completed() -> None:
+    """The next one may have been given a part of it only, with corrections."""
+
+    def kept() -> list[int]:
+        return sorted(SparkReject.objects.values_list("run", flat=True))
+
     begin()
     write(row(None), row("17"), reject=True)
     close(2, 2)
     begin()
-    assert SparkReject.objects.filter(run=1).count() == 2
-    write(row(None), run=2, reject=True)
-    assert counts(close(2, 1, run=2)) == (0, 1, 1)
-    assert SparkReject.objects.get().run == 2
+    write(row(None), row(uuid4()), run=2, reject=True)
+    assert kept() == [1, 1, 2]
+    assert counts(close(2, 1, run=2)) == (1, 0, 1)
+    assert kept() == [1, 1, 2]
+    begin()
+    call("fail_spark_job", "job", 3, "oops")
+    begin()
+    assert kept() == [1, 1, 2]
+    close(0, run=4)
+    assert kept() == [2]
 
 
 def test_large_rows_of_an_atomic_job_are_released_a_few_at_a_time() -> None:

@@ -305,6 +305,7 @@ def test_a_database_without_commandbus_is_named(url: str) -> None:
         "postgresql//u:hunter2@h/db",
         "jdbc:postgresql://u:hunter2@h/db",
         "postgresql://u:hunter2@/db?host=/nowhere",
+        "postgresql://postgres:/hunter2@db/prod",
     ],
 )
 def test_no_error_repeats_a_password(bad: str) -> None:
@@ -321,6 +322,14 @@ def test_a_pickled_writer_shows_no_password(url: str) -> None:
 def test_the_password_of_the_driver_travels_to_the_executors(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     assert resolved(url)["password"] == "hunter2"
+
+
+def test_a_statement_that_takes_too_long_is_named_with_a_remedy(url: str) -> None:
+    with (
+        Session(parameters_of(f"{url}&options=-c%20statement_timeout%3D50ms"), patience=0) as session,
+        pytest.raises(Exception, match=r"canceling statement due to statement timeout; .*\(chunkRows\)"),
+    ):
+        session.call("SELECT pg_sleep(5)", [])
 
 
 def test_postgresqls_own_errors_keep_their_state() -> None:

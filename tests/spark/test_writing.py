@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid4, uuid5
 
@@ -19,8 +20,11 @@ from commandbus import spark as bus
 from commandbus.exceptions import UnreachableError
 from commandbus.ids import derived_id
 from commandbus.models import Command, SparkJob
-from commandbus.spark import Job, send
+from commandbus.spark import Job, reader, send
 from commandbus.spark.checking import count_rows
+from commandbus.spark.options import WriteOptions
+from commandbus.spark.sending import text_of
+from commandbus.spark.writer import CommandWriter
 from commandbus.transitions import PostgresTransitions
 
 COLUMNS = "command_type string, command_id string, data string"
@@ -286,7 +290,43 @@ def test_rejects_are_corrected_and_sent_again_under_the_same_job(spark: SparkSes
     job = send(corrected, **options)
     assert (job.rows, job.sent, job.sent_before, job.rejected) == (1, 3, 2, 0)
     assert Command.objects.count() == 3
-    assert rejects.count() == 0
+    assert read_rejects(spark, url, "june") == []
+
+
+def read_rejects(spark: SparkSession, url: str, job_id: str, **options: str) -> list[str]:
+    rejects = spark.read.format("commandbus").options(url=url, table="rejects", jobId=job_id, **options).load()
+    return sorted(row["data"] for row in rejects.collect())
+
+
+def test_a_correction_that_is_killed_or_has_a_part_only_leaves_the_rest_to_be_read(
+    spark: SparkSession, url: str
+) -> None:
+    options: dict[str, Any] = {"url": url, "domain": "orders", "job_id": "june", "on_invalid": "reject"}
+    bad = ["{0", "{1", "{2"]
+    send(frame(spark, 3, "concat('{', id)"), **options)
+    assert read_rejects(spark, url, "june") == bad
+    wanted = WriteOptions.of(text_of({**options}))
+    killed = CommandWriter(wanted, frame(spark, 1).schema)
+    killed.write(iter(frame(spark, 1, "'[1]'").toArrow().to_batches()))
+    assert read_rejects(spark, url, "june") == bad
+    send(frame(spark, 2, "'{}'"), **options)
+    assert read_rejects(spark, url, "june") == []
+    assert read_rejects(spark, url, "june", run="1") == bad
+
+
+def test_rejects_of_a_job_that_is_not_there_are_an_error(spark: SparkSession, url: str) -> None:
+    with pytest.raises(PySparkException, match="there is no job 'jnue' in this database"):
+        read_rejects(spark, url, "jnue")
+
+
+def test_large_rejects_are_read_a_few_at_a_time() -> None:
+    moment = datetime(2026, 5, 1, tzinfo=UTC)
+    rows = [
+        ("job", "id", "T", size * "x", None, None, "too large", None, moment) for size in [1] * 1500 + [3 << 20] * 3
+    ]
+    batches = list(reader._batches(rows))
+    assert [batch.num_rows for batch in batches] == [1000, 502, 1]
+    assert batches[0].to_pylist()[0]["rejected_at"] == moment
 
 
 @pytest.mark.parametrize(
