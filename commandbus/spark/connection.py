@@ -45,8 +45,8 @@ server that stops or starts, a connection that was ended because it was idle, an
 
 REMEDIES = {
     "25006": "this server only reads: name the primary, or all servers and target_session_attrs=read-write",
-    "57014": "what was to be done took longer than the statement_timeout of this user or database: allow it more, for "
-    "example by options=-c%20statement_timeout=60s in the url, or send fewer rows in a transaction (chunkRows)",
+    "57014": "if that was the statement_timeout of this user or database: allow more, for example by "
+    "options=-c%20statement_timeout=60s in the url, or send fewer rows in a transaction (chunkRows)",
 }
 
 _OWN: dict[str, type[CommandBusError]] = {

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from commandbus.exceptions import ConfigurationError
+from commandbus.spark.lines import LINE, lines_of, lower
 
 SHOWN = 60
 """Characters of a line."""
+AFTER = "\N{SYMBOL FOR END OF TEXT} commandbus"
+"""Stands after the text when it is read, and is found there if the text is one value."""
 
 
 def check(spark: SparkSession, files: Sequence[str], options: Mapping[str, str]) -> None:
     """Raises a ConfigurationError that names the file. A line that cannot be read at all is no error here."""
-    given = {name.lower(): value for name, value in options.items()}
+    given = lower(options)
     encoding = given.get("encoding", given.get("charset"))
     if encoding is not None:
         raise ConfigurationError(
@@ -24,13 +27,13 @@ def check(spark: SparkSession, files: Sequence[str], options: Mapping[str, str])
         )
     if any(name.startswith("allow") for name in given):
         return  # it is another JSON then
-    is_whole = given.get("multiline", "false").lower() == "true"
-    values = spark.read.text(list(files), wholetext=is_whole, lineSep=given.get("linesep"))
-    text = F.regexp_replace("value", "^\ufeff", "")
+    is_whole = given.get("multiline", "").lower() == "true"
+    lines = lines_of(spark, files, options, line_end=given.get("linesep"), is_whole=is_whole)
+    text = F.ltrim(LINE, F.lit("\ufeff"))
+    with_another = F.concat(F.lit("["), text, F.lit(f',"{AFTER}"]'))
+    is_one_value = F.coalesce(F.get_json_object(with_another, "$[1]") == AFTER, F.lit(False))
     begins_well = F.json_object_keys(text).isNotNull() | F.json_array_length(text).isNotNull()
-    wrong = values.where(begins_well & ~F.coalesce(_is_one_value(text), F.lit(False))).select(
-        F.col("_metadata.file_path").alias("file"), F.substring(text, 1, SHOWN).alias("beginning")
-    )
+    wrong = lines.where(~is_one_value & begins_well).select("file", F.substring(text, 1, SHOWN).alias("beginning"))
     if (first := wrong.first()) is None:
         return
     if is_whole:
@@ -42,10 +45,3 @@ def check(spark: SparkSession, files: Sequence[str], options: Mapping[str, str])
         f"{first['file']}: there is something after the first value of the line {first['beginning']!r}; write one "
         f"object in each line"
     )
-
-
-def _is_one_value(text: Column) -> Column:
-    """Spark's functions, too, read a first value only. So the text is put between others that have to be found."""
-    alone = F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1
-    last = F.get_json_object(F.concat(F.lit("[["), text, F.lit('],"the end"]')), "$[1]")
-    return alone & (last == "the end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from commandbus.exceptions import ConfigurationError
 from commandbus.spark import csv_lines, json_lines
 from commandbus.spark.ids import derived_id
+from commandbus.spark.lines import LINE, WHICH_FILES, lines_of, lower
 from commandbus.spark.reasons import reason
 
 Format = Literal["parquet", "csv", "json"]
@@ -72,7 +74,7 @@ class Input:
 
     def option(self, *names: str) -> str | None:
         """Of Spark's reader, by any of these names in lower case: Spark does not tell it from upper case."""
-        return next((value for name, value in self.options.items() if name.lower() in names), None)
+        return next((value for name, value in lower(self.options).items() if name in names), None)
 
 
 def commands_of(spark: SparkSession, source: Input, domain: str) -> DataFrame:
@@ -127,7 +129,7 @@ def _read(spark: SparkSession, source: Input) -> DataFrame:
         if Path(name).name.startswith(("_", ".")):
             raise ConfigurationError(f"{name}: Spark leaves out files that begin with _ or a dot; rename it")
     spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
-    reader = spark.read.options(**{**_defaults(kind, is_query=source.sql is not None), **source.options})
+    reader = spark.read.options(**{**_defaults(kind, source), **source.options})
     files = list(source.files)
     if kind == "parquet":
         return _spread(_named(reader.parquet(*files), source))
@@ -158,17 +160,18 @@ def _read(spark: SparkSession, source: Input) -> DataFrame:
 
 def _require_all_files(rows: DataFrame, source: Input) -> None:
     """Spark does not look into the folders of a folder. (On this machine; elsewhere, the number of files is shown.)"""
-    if source.option("recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter") is not None:
-        return
     read = {unquote(name.removeprefix("file://")) for name in rows.inputFiles()}
-    folders = [Path(found).absolute() for name in source.files for found in glob(name) if Path(found).is_dir()]
-    for folder in folders:
+    if source.option(*WHICH_FILES) is not None or not all(name.startswith("/") for name in read):
+        return
+    places = [found for name in source.files for found in glob(re.sub("^file:(//)?", "", name))]
+    for folder in [Path(os.path.abspath(place)) for place in places if Path(place).is_dir()]:
         for path in sorted(folder.rglob("*")):
             is_hidden = any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
-            if not is_hidden and path.is_file() and SUFFIXES.get(_suffix(path.name)) and str(path) not in read:
+            is_wanted = SUFFIXES.get(_suffix(path.name)) == format_of(source)
+            if is_wanted and not is_hidden and path.is_file() and str(path) not in read:
                 raise ConfigurationError(
                     f"{path} would be left out, for it is not in the folder {folder} itself; name its own folder, too, "
-                    f"or add --option recursiveFileLookup=true"
+                    f"or add --option recursiveFileLookup=true; or name the files: '{folder}/*{path.suffix}'"
                 )
 
 
@@ -179,7 +182,8 @@ def _schema(spark: SparkSession, reader: DataFrameReader, kind: Format, source: 
     if source.sql is not None or source.mapping is not None or source.option("multiline"):
         return reader.json(files).schema
     # Only the fields of the lines themselves: what is in their data may have two keys that are one column to Spark.
-    keys = spark.read.options(**source.options).text(files).select(F.explode(F.json_object_keys("value")).alias("key"))
+    lines = lines_of(spark, files, source.options, line_end=source.option("linesep"))
+    keys = lines.select(F.explode(F.json_object_keys(LINE)).alias("key"))
     names = sorted(row["key"] for row in keys.distinct().collect())
     return StructType([StructField(name, StringType()) for name in names])
 
@@ -213,16 +217,17 @@ def _spread(rows: DataFrame) -> DataFrame:
     return rows.repartition(cores) if rows.rdd.getNumPartitions() < cores else rows
 
 
-def _defaults(kind: Format, *, is_query: bool) -> dict[str, str]:
+def _defaults(kind: Format, source: Input) -> dict[str, str]:
     """CSV as commandbus_send reads it: all text, quotes doubled, cells that may have several lines.
 
     A query knows nothing of lines that cannot be read, so one stops it.
     """
-    mode = {"mode": "FAILFAST", "columnPruning": "false"} if is_query else {"mode": "PERMISSIVE"}
+    mode = {"mode": "PERMISSIVE"} if source.sql is None else {"mode": "FAILFAST", "columnPruning": "false"}
     common = {**mode, "columnNameOfCorruptRecord": CORRUPT}
     if kind == "csv":
-        quotes = {"escape": '"', "unescapedQuoteHandling": "RAISE_ERROR"}
-        return {**common, **quotes, "header": "true", "enforceSchema": "false", "multiLine": "true"}
+        common |= {"header": "true", "escape": '"', "enforceSchema": "false", "multiLine": "true"}
+        is_by_line = (source.option("multiline") or "").lower() == "false"  # a wrong quote ends with its line there
+        return common if is_by_line else {**common, "unescapedQuoteHandling": "RAISE_ERROR"}
     return {**common, "primitivesAsString": "true"} if kind == "json" else {"mergeSchema": "true"}
 
 

@@ -47,7 +47,8 @@ class RejectsReader(DataSourceReader):
         self._parameters: Parameters = resolved(required(given, "url", "postgresql://user@host:5432/database"))
 
     def partitions(self) -> Sequence[InputPartition]:
-        run = self._run or self._last_run()
+        last_run = self._last_run()
+        run = self._run or last_run
         bounds = [bytes([256 * number // self._partitions]) for number in range(self._partitions)]
         return [DigestRange(run, start, end) for start, end in zip(bounds, [*bounds[1:], None], strict=True)]
 

@@ -16,15 +16,18 @@ RAISED = re.compile(r"^: (?:[\w.$]+: )?([^\n]+)", re.MULTILINE)
 QUOTE = re.compile(
     r"(?:Unexpected|Unescaped quote) character .{1,5} (?:following|inside) quoted value.*?line=(\d+)", re.S
 )
-"""In CSV. The line is the one before, for the first is number 0."""
+"""In CSV. The first line is number 0."""
+FILE = re.compile(r"while reading file (\S+?)\.?\s")
 
 
 def reason(error: Exception) -> str:
     """One line: the last of the causes, for they come last."""
     text = str(error).strip()
     if found := QUOTE.search(text):
+        file = FILE.search(text)
+        where = f"{file[1]}: " if file else ""
         line = int(found[1]) + 1
-        return f"a quote is not closed, or stands inside of a cell and is not doubled, in line {line:,} or before it"
+        return f"{where}a quote is not closed, or stands in a cell and is not doubled, in line {line:,} or before it"
     for pattern in (CAUSE, CONDITION, RAISED):
         if causes := pattern.findall(text):
             return "; ".join(line.strip() for line in str(causes[-1]).splitlines())[:1000]

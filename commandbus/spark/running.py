@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote, unquote
@@ -32,6 +34,8 @@ from commandbus.spark.spark_session import session
 from commandbus.text import plain, plural, table
 
 INTERRUPTED = 130
+LONGEST_NAME = 150
+"""Bytes in the name of a folder; file systems allow about 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,7 @@ class _Run:
             verify_job(session, wanted)
         if self._job.rejects is not None and "://" not in self._job.rejects:
             folder = Path(self._job.rejects)
-            around = next((name for name in self._job.source.files if _is_inside(folder, Path(name))), None)
+            around = next((name for name in self._job.source.files if _reads(name, folder / "rejects-of-a-job")), None)
             if around is not None:
                 raise ConfigurationError(f"--rejects {folder} is in {around}, which is read; name another folder")
             try:
@@ -108,6 +112,7 @@ class _Run:
         df = commands_of(self._spark, self._job.source, self._job.domain)
         self._go_on()
         self._job_id = self._job_id or _job_id_of(self._job, df)
+        self._check_rejects(df)
         self._say(f"job {self._job_id}, {plural(len(df.inputFiles()), 'file')}")
         self._bar = Bar(self._err, self._count(df))
         self._go_on()
@@ -144,12 +149,31 @@ class _Run:
         """In a folder of the job, which holds afterwards what this run has set aside, and nothing else."""
         if self._job.rejects is None or self._spark is None:
             return
-        folder = f"{self._job.rejects.rstrip('/')}/{quote(done.job_id, safe='')}"
+        folder = self._folder_of_rejects()
+        if not done.rejected and "://" not in folder and not Path(folder).exists():
+            return
         options = {"table": "rejects", "url": self._job.url, "jobId": done.job_id, "run": str(done.run)}
         rejects = self._spark.read.format("commandbus").options(**options).load().drop("job_id")
         rejects.coalesce(1).write.mode("overwrite").json(folder)
         if done.rejected:
             self._say(f"what was set aside is in {folder}")
+
+    def _folder_of_rejects(self) -> str:
+        """Called as nobody else calls theirs, for it is made anew in each run."""
+        name = quote(self._job_id, safe="")
+        if len(name) > LONGEST_NAME:
+            name = f"{name[: LONGEST_NAME - 40]}-{uuid5(JOBS, name)}"
+        return f"{self._job.rejects}".rstrip("/") + f"/rejects-{name}"
+
+    def _check_rejects(self, df: DataFrame) -> None:
+        if self._job.rejects is None:
+            return
+        folder = self._folder_of_rejects()
+        place = os.path.abspath(folder)
+        if any(unquote(name.removeprefix("file://")).startswith(f"{place}/") for name in df.inputFiles()):
+            raise ConfigurationError(f"{folder} is read, and --rejects would make it anew; name another folder")
+        if "://" not in folder and (foreign := [path for path in Path(folder).glob("*") if not _is_of_spark(path)]):
+            raise ConfigurationError(f"--rejects would make {folder} anew, and {foreign[0]} is in it; move it away")
 
     def _summary(self, done: Job) -> list[str]:
         rows = [
@@ -174,8 +198,14 @@ def _in_the_shell(text: str) -> str:
     return re.sub(dashed, lambda found: other.get(found[1], "--" + re.sub("([A-Z])", r"-\1", found[1]).lower()), text)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    return folder.is_dir() and path.resolve().is_relative_to(folder.resolve())
+def _reads(name: str, path: Path) -> bool:
+    """Whether a file, folder or glob called so has this path in it."""
+    whole = Path(os.path.abspath(path))
+    return any(fnmatch(str(place), os.path.abspath(name)) for place in (whole, *whole.parents))
+
+
+def _is_of_spark(path: Path) -> bool:
+    return path.name.startswith(("part-", "_SUCCESS", "_temporary", "."))
 
 
 def _stamp(name: str) -> tuple[int, ...]:

@@ -5,7 +5,8 @@
 -- too; without, it is an error, and nothing was done.
 --
 -- Each call of commandbus.spark_send has left a count of its rows, in the transaction that has sent them. If there are fewer
--- than `row_count`, PostgreSQL has lost some: a standby that was behind has taken over, for example.
+-- than `row_count`, some are lost: a standby that was behind has taken over, for example. (Enough of them prove nothing:
+-- rows that were written twice count twice.)
 CREATE OR REPLACE FUNCTION commandbus.close_spark_job(
     job_id text, run integer, row_count bigint, rejected_count bigint DEFAULT 0, reject boolean DEFAULT false
 )
@@ -67,9 +68,10 @@ BEGIN
     IF _found < require_spark_rows.row_count THEN
         RAISE EXCEPTION USING
             ERRCODE = 'CB008',
-            MESSAGE = format('of %s rows of job %L, PostgreSQL has lost %s that it had confirmed',
-                             require_spark_rows.row_count, require_spark_rows.job_id, require_spark_rows.row_count - _found),
-            HINT = 'Begin the job again: that sends what is missing. Did a standby take over that was behind?';
+            MESSAGE = format('%s rows were written for job %L, and PostgreSQL has only %s of them',
+                             require_spark_rows.row_count, require_spark_rows.job_id, _found),
+            HINT = 'Begin the job, or start the query, again: that sends what is missing. Did a standby take over that was '
+                   'behind, or does somebody else write the same?';
     END IF;
 END;
 $function$;

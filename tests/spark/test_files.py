@@ -221,17 +221,41 @@ def test_a_file_that_spark_would_leave_out_is_named(spark: SparkSession, url: st
 def test_files_in_folders_of_a_folder_are_not_left_out(spark: SparkSession, url: str, csv: str, tmp_path: Path) -> None:
     (tmp_path / "may" / "late").mkdir(parents=True)
     (tmp_path / "may" / "a.csv").write_text(CSV)
+    (tmp_path / "may" / "ü %41.csv").write_text(CSV)
     (tmp_path / "may" / "late" / "b c.csv").write_text("invoice,account,amount,delay\n2026-3,DE-1,1,\n")
+    (tmp_path / "may" / "late" / "c.json").write_text("of another kind")
     arguments = [str(tmp_path / "m*"), "--format", "csv", "--type", "PlaceOrder", "--id-from", "invoice"]
     with pytest.raises(CommandError, match=r"/may/late/b c\.csv would be left out, .* recursiveFileLookup=true"):
         send(*arguments)
-    assert "2 files" in send(*arguments, "--option", "recursiveFileLookup=true")[2]
+    every_csv = ["--option", "recursiveFileLookup=true", "--option", "pathGlobFilter=*.csv"]
+    assert "3 files" in send(*arguments, *every_csv)[2]
     assert Command.objects.count() == 3
+    (tmp_path / "may" / "late" / "d.csv").write_text('invoice,account,amount,delay\n2026-4,",1,\n')
+    with pytest.raises(CommandError, match=r"/late/d\.csv: the number of its quotes is odd"):
+        send(*arguments, *every_csv)
+
+
+def test_a_folder_may_be_named_by_another_and_called_as_a_column(
+    spark: SparkSession, url: str, csv: str, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "value=7").mkdir()
+    Path(csv).rename(tmp_path / "value=7" / "a.csv")
+    assert send(f"{tmp_path}/here/../value=7", "--format", "csv", "--type", "T", "--id-from", "invoice")[0] == 0
+    (tmp_path / "value=7" / "b.csv").write_text('invoice,account,amount,delay\n2026-4,",1,\n')
+    with pytest.raises(CommandError, match=r"b\.csv: the number of its quotes is odd"):
+        send(str(tmp_path), "--format", "csv", "--type", "T", "--id-from", "invoice")
 
 
 @pytest.mark.parametrize(
     "line",
-    ['{"data": {}, "command_id": "1"}{"a": 1}', '{"data": {}} , {"a": 1}', '{"data": {}} garbage', '[{"data": {}}] x'],
+    [
+        '{"data": {}, "command_id": "1"}{"a": 1}',
+        '{"data": {}} , {"a": 1}',
+        '{"data": {}} garbage',
+        '[{"data": {}}] x',
+        '{"data": {}}] x',
+    ],
 )
 @pytest.mark.parametrize(
     "more", [["--type", "T"], ["--sql", "SELECT 'T' AS command_type, command_id, data FROM input"]]
@@ -279,6 +303,10 @@ def test_two_quotes_that_are_not_closed_take_no_lines_with_them(spark: SparkSess
     Path(csv).write_text('invoice,note\n1," not closed\n2,ok\n3," nor this one\n4,fine\n')
     with pytest.raises(CommandError, match=r"csv: a quote is not closed, .* is not doubled, in line 4 or"):
         send(csv, "--type", "T", "--id-from", "invoice")
+    many = "".join(f"{number},x\n" for number in range(30_000))  # more than Spark looks at when it reads the header
+    Path(csv).write_text(f'invoice,note\n{many}a,"5" pipe, 6" long"\n')
+    with pytest.raises(CommandError, match=r"/payouts\.csv: a quote is not closed, .* in line 30,002 or"):
+        send(csv, "--type", "T", "--id-from", "invoice")
     assert not Command.objects.exists()
     Path(csv).write_text('invoice,note\n1,5" or 6"\n2,"a ""b"" c\nd"\n')
     assert send(csv, "--type", "T", "--id-from", "invoice")[0] == 0
@@ -290,6 +318,8 @@ def test_two_quotes_that_are_not_closed_take_no_lines_with_them(spark: SparkSess
     [
         ("invoice,note\n1,a\r\n2,b\r\n", None),
         ("invoice,note\r\n1,a\n2,b\r\n", None),
+        ("invoice,note\n1,a\n2,b\r\n", None),
+        ('invoice,"no\nte"\r\n1,a\r\n', None),
         ('invoice,note\r\n1,"a\nb"\r\n2,c', ["a\nb", "c"]),
         ('invoice,note\n1,"a\r\nb"\n2,c\n', ["a\r\nb", "c"]),
         ("invoice,note\r\n1,a\r\n2,b\r\n", ["a", "b"]),
@@ -368,7 +398,7 @@ def test_lines_that_cannot_be_read_are_kept_in_a_folder(
     code, out, err = send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))
     assert code == 1
     assert [line.split() for line in out.splitlines()[:3]] == [["sent", "2"], ["duplicate", "0"], ["rejected", "2"]]
-    own = folder / SparkJob.objects.get().job_id
+    own = folder / f"rejects-{SparkJob.objects.get().job_id}"
     assert f"what was set aside is in {own}" in err
 
     def kept_now() -> dict[str, str]:
@@ -381,12 +411,54 @@ def test_lines_that_cannot_be_read_are_kept_in_a_folder(
     (own / "_SUCCESS").unlink()  # as if it had been killed while it wrote them
     assert send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))[0] == 1
     assert kept_now() == kept
+    (own / "notes.txt").write_text("mine")
+    with pytest.raises(CommandError, match=r"--rejects would make .* anew, and .*/notes\.txt is in it; move it away"):
+        send(csv, "--type", "PlaceOrder", "--id-from", "invoice", "--rejects", str(folder))
+    assert kept_now() == kept
 
 
-def test_rejects_are_not_put_where_files_are_read(spark: SparkSession, url: str, csv: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job_id", ["..", "a/b %41", "ю" * 60])
+def test_every_job_has_a_folder_of_its_own_for_rejects(
+    spark: SparkSession, url: str, csv: str, tmp_path: Path, job_id: str
+) -> None:
+    Path(csv).write_text("invoice\n1\n2,x\n")
+    rejects = tmp_path / "rejects"
+    rejects.mkdir()
+    (rejects / "mine").write_text("mine")
+    arguments = ["--type", "T", "--id-from", "invoice", "--job-id", job_id, "--rejects", str(rejects)]
+    assert send(csv, *arguments)[0] == 1
+    [own] = [path for path in rejects.iterdir() if path.is_dir()]
+    assert own.name.startswith("rejects-")
+    assert (rejects / "mine").exists()
+    assert Path(csv).exists()
+    Path(csv).write_text("invoice\n1\n2\n")
+    assert send(csv, *arguments)[0] == 0
+    assert [file.read_text() for file in own.glob("*.json")] in ([], [""])
+
+
+def test_rejects_that_are_read_are_not_made_anew(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    own = tmp_path / "bad" / "rejects-june"
+    own.mkdir(parents=True)
+    (own / "part-0.json").write_text(f'{{"command_id": "{UUID(int=1)}", "data": {{}}}}\n')
+    arguments = ["--type", "T", "--job-id", "june", "--rejects", str(tmp_path / "bad")]
+    with pytest.raises(CommandError, match="rejects-june is read, and --rejects would make it anew"):
+        send(str(own / "part-0.json"), *arguments)
+    assert (own / "part-0.json").exists()
+
+
+@pytest.mark.parametrize("files", ["", "/*"])
+def test_rejects_are_not_put_where_files_are_read(url: str, csv: str, tmp_path: Path, files: str) -> None:
     with pytest.raises(CommandError, match=r"--rejects .*/bad is in .*, which is read; name another folder"):
         send(
-            str(tmp_path), "--format", "csv", "--type", "T", "--id-from", "invoice", "--rejects", str(tmp_path / "bad")
+            f"{tmp_path}{files}",
+            "--format",
+            "csv",
+            "--type",
+            "T",
+            "--id-from",
+            "invoice",
+            "--rejects",
+            str(tmp_path / "bad"),
         )
 
 

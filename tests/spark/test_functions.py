@@ -361,14 +361,14 @@ def test_rows_that_postgresql_has_lost_after_it_had_confirmed_them_are_missed() 
     SparkJobDelta.objects.all().delete()
     Command.objects.all().delete()
     write(*map(row, ids[2:]))
-    with refused("of 4 rows of job 'job', PostgreSQL has lost 2 that it had confirmed"), transaction.atomic():
+    with refused("4 rows were written for job 'job', and PostgreSQL has only 2 of them"), transaction.atomic():
         close(4)
     assert SparkJob.objects.get().status == "RUNNING"
     begin()
     write(*map(row, ids), run=2)
     assert counts(close(4, run=2)) == (4, 0, 0)
     call("open_spark_stream", "stream", "orders", "query")
-    with refused("of 1 rows of job 'stream', PostgreSQL has lost 1"):
+    with refused("1 rows were written for job 'stream', and PostgreSQL has only 0 of them"):
         call("close_spark_stream_batch", "stream", "r1", 0, 1)
 
 

@@ -327,7 +327,9 @@ def test_the_password_of_the_driver_travels_to_the_executors(url: str, monkeypat
 def test_a_statement_that_takes_too_long_is_named_with_a_remedy(url: str) -> None:
     with (
         Session(parameters_of(f"{url}&options=-c%20statement_timeout%3D50ms"), patience=0) as session,
-        pytest.raises(Exception, match=r"canceling statement due to statement timeout; .*\(chunkRows\)"),
+        pytest.raises(
+            Exception, match=r"canceling statement due to statement timeout; if that was the .*\(chunkRows\)"
+        ),
     ):
         session.call("SELECT pg_sleep(5)", [])
 

@@ -281,6 +281,22 @@ def test_a_stream_sends_each_row_once_also_after_a_restart(spark: SparkSession, 
     assert (Command.objects.count(), job.row_count, job.sent_count, job.duplicate_count) == (5, 5, 5, 0)
 
 
+def test_two_queries_do_not_share_a_job(spark: SparkSession, url: str, tmp_path: Any) -> None:
+    frame(spark, 3, "'{}'").coalesce(1).write.json(str(tmp_path / "in"))
+    stream = spark.readStream.schema("command_type string, key string, data string").json(str(tmp_path / "in"))
+    writer = stream.writeStream.format("commandbus").options(url=url, domain="orders", jobId="payouts")
+
+    def run(checkpoint: str) -> None:
+        query = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    run("first")
+    run("first")
+    with pytest.raises(PySparkException, match="there is a job 'payouts' already: it sends another query, or the same"):
+        run("second")
+    assert SparkJob.objects.get().row_count == 3
+
+
 def test_rejects_are_corrected_and_sent_again_under_the_same_job(spark: SparkSession, url: str) -> None:
     options: dict[str, Any] = {"url": url, "domain": "orders", "job_id": "june"}
     job = send(frame(spark, 3, "if(id = 1, '{', '{}')"), **options, on_invalid="reject")
@@ -315,8 +331,9 @@ def test_a_correction_that_is_killed_or_has_a_part_only_leaves_the_rest_to_be_re
 
 
 def test_rejects_of_a_job_that_is_not_there_are_an_error(spark: SparkSession, url: str) -> None:
-    with pytest.raises(PySparkException, match="there is no job 'jnue' in this database"):
-        read_rejects(spark, url, "jnue")
+    for options in ({}, {"run": "1"}):
+        with pytest.raises(PySparkException, match="there is no job 'jnue' in this database"):
+            read_rejects(spark, url, "jnue", **options)
 
 
 def test_large_rejects_are_read_a_few_at_a_time() -> None:
