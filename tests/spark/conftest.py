@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.db import connections
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from commandbus import spark as commandbus_spark
 from tests.helpers import unmeasured
 from tests.settings import TEST_SERVER
+from tests.spark.shell import CSV
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,3 +49,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def url(transactional_db: None) -> str:
     """Of the test database. Spark's processes commit, and see what is committed."""
     return TEST_SERVER.url(connections["default"].settings_dict["NAME"])
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    path = tmp_path / "payouts.csv"
+    path.write_text(CSV)
+    return str(path)
