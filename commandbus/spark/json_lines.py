@@ -1,4 +1,7 @@
-"""What Spark reads of a line of JSON is its first value. Here is looked for others, which would be lost."""
+"""What Spark reads of a line of JSON is its first value. Here is looked for others, which would be lost.
+
+And for arrays: the fields that commands have are those of lines that are objects, and others would be lost, too.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,23 @@ def check(spark: SparkSession, files: Sequence[str], options: Mapping[str, str])
     text = F.ltrim(LINE, F.lit("\ufeff"))
     with_another = F.concat(F.lit("["), text, F.lit(f',"{AFTER}"]'))
     is_one_value = F.coalesce(F.get_json_object(with_another, "$[1]") == AFTER, F.lit(False))
-    begins_well = F.json_object_keys(text).isNotNull() | F.json_array_length(text).isNotNull()
-    wrong = lines.where(~is_one_value & begins_well).select("file", F.substring(text, 1, SHOWN).alias("beginning"))
-    if (first := wrong.first()) is None:
+    is_array = F.json_array_length(text).isNotNull()
+    begins_well = F.json_object_keys(text).isNotNull() | is_array
+    wrong = (~is_one_value if is_whole else ~is_one_value | is_array) & begins_well  # what is seldom true first
+    shown = lines.where(wrong).select("file", is_one_value.alias("is_one"), F.substring(text, 1, SHOWN).alias("line"))
+    if (first := shown.first()) is None:
         return
     if is_whole:
         raise ConfigurationError(
             f"{first['file']}: there is something after its first value, which multiLine=true would leave out; make "
             f"the file one array, or write one object in each line, and leave that option out then"
         )
+    if first["is_one"]:
+        raise ConfigurationError(
+            f"{first['file']}: the line {first['line']!r} is an array; write one object in each line, or, if the file "
+            f"is one array, add --option multiLine=true"
+        )
     raise ConfigurationError(
-        f"{first['file']}: there is something after the first value of the line {first['beginning']!r}; write one "
-        f"object in each line"
+        f"{first['file']}: there is something after the first value of the line {first['line']!r}; write one object in "
+        f"each line"
     )

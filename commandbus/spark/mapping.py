@@ -179,7 +179,8 @@ def _schema(spark: SparkSession, reader: DataFrameReader, kind: Format, source: 
     files = list(source.files)
     if kind == "csv":
         return reader.csv(files).schema
-    if source.sql is not None or source.mapping is not None or source.option("multiline"):
+    is_whole = (source.option("multiline") or "").lower() == "true"
+    if source.sql is not None or source.mapping is not None or is_whole:
         return reader.json(files).schema
     # Only the fields of the lines themselves: what is in their data may have two keys that are one column to Spark.
     lines = lines_of(spark, files, source.options, line_end=source.option("linesep"))

@@ -184,6 +184,21 @@ def test_a_line_of_json_with_more_than_one_value_is_named(
     assert not Command.objects.exists()
 
 
+@pytest.mark.parametrize(
+    "more", [["--type", "T"], ["--sql", "SELECT 'T' AS command_type, command_id, data FROM input"]]
+)
+def test_a_line_of_json_that_is_an_array_is_named(
+    spark: SparkSession, url: str, tmp_path: Path, more: list[str]
+) -> None:
+    """The fields of commands are those of lines that are objects: the delay of this one would be lost."""
+    file = tmp_path / "a.jsonl"
+    first, second = (f'"command_id": "{UUID(int=number)}", "data": {{}}' for number in (1, 2))
+    file.write_text(f'{{{first}}}\n [{{{second}, "delay": 60}}]\n')
+    with pytest.raises(CommandError, match=r"a\.jsonl: the line ' ?\[\{.* is an array; .* --option multiLine=true"):
+        send(str(file), *more)
+    assert not Command.objects.exists()
+
+
 def test_of_json_over_several_lines_nothing_is_left_out(spark: SparkSession, url: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     command = '{"command_id": "%s", "type": "T",\n "data": {"n": 1.10}}'
