@@ -12,9 +12,19 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import connection
 
-from commandbus import BatchCommand, NewCommand, add_to_batch, list_commands, nodes, open_batch, send_commands
+from commandbus import (
+    BatchCommand,
+    NewCommand,
+    add_to_batch,
+    list_commands,
+    nodes,
+    open_batch,
+    send_command,
+    send_commands,
+)
 from commandbus.messages import ErrorInfo, Failure, Finish, ReceivedCommand, Status
-from commandbus.models import Command, Node
+from commandbus.models import Command, Node, UnreadableMessage
+from commandbus.pgmq import PgmqClient
 from commandbus.transitions import PostgresTransitions
 from tests.helpers import rows_read, send, send_many
 
@@ -22,6 +32,14 @@ pytestmark = pytest.mark.django_db
 
 CALLS = 10  # PostgreSQL looks at the parameters of the first five, and then keeps one plan for all
 ERROR = ErrorInfo("E", "E", "e")
+
+TABLES = {
+    "command_bus_command": "command_bus_command",
+    "command_bus_tombstone": "command_bus_tombstone",
+    "command_bus_payload_archive": "command_bus_payload_archive",
+    "q_orders__commands": "pgmq.q_orders__commands",
+    "a_orders__commands": "pgmq.a_orders__commands",
+}
 
 Action = Callable[[PostgresTransitions, list[ReceivedCommand]], Any]
 
@@ -47,6 +65,8 @@ ACTIONS: dict[str, Action] = {
     "operator_complete": lambda bus, received: _troubled(bus, received, bus.operator_complete),
     "node_died": lambda bus, received: bus.node_died("orders", _node(), [(0, 2**60)]),
     "receive_suspect": lambda bus, received: _suspect(bus),
+    "receive_unreadable": lambda bus, received: _unreadable(bus),
+    "receive_replies": lambda bus, received: _replies(bus),
 }
 
 
@@ -58,6 +78,18 @@ def _troubled(bus: PostgresTransitions, received: list[ReceivedCommand], action:
 def _suspect(bus: PostgresTransitions) -> None:
     bus.node_died("orders", _node(), [(0, 2**60)])
     assert bus.receive_suspect("orders", vt=30, node_id=_node())
+
+
+def _unreadable(bus: PostgresTransitions) -> None:
+    PgmqClient().send("orders__commands", {"command_id": str(uuid4())})
+    assert bus.receive("orders", qty=1000, vt=30) == []
+    assert UnreadableMessage.objects.exists()
+
+
+def _replies(bus: PostgresTransitions) -> None:
+    send_command("payments", "CapturePayment", uuid4(), {})
+    bus.finish("payments", [Finish(r.lease, Status.COMPLETED) for r in bus.receive("payments", qty=1000, vt=30)])
+    assert len(bus.receive("payments__replies", qty=1000, vt=3600)) == 1
 
 
 def _add_to_batch_twice() -> None:
@@ -81,7 +113,7 @@ def _node() -> UUID:
 
 @pytest.mark.parametrize("believed", ["unknown", "empty"])
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_function_reads_no_command_but_those_it_is_for(name: str, believed: str) -> None:
+def test_a_function_reads_no_rows_but_those_it_is_for(name: str, believed: str) -> None:
     bus = PostgresTransitions("default")
     if believed == "empty":
         _let_postgres_believe_that_there_are_none()
@@ -96,31 +128,55 @@ def test_a_function_reads_no_command_but_those_it_is_for(name: str, believed: st
     for _ in range(CALLS):
         act()
         _forget_the_queue()
-    send_many("orders", "PlaceOrder", 3000)
-    _forget_the_queue()
-    before = rows_read("command_bus_command")
+    _fill()
+    before = {table: rows_read(table) for table in TABLES}
     try:
         act()
-        assert rows_read("command_bus_command") - before < 60
+        read = {table: rows_read(table) - before[table] for table in TABLES}
+        if name in ("node_died", "receive_suspect"):  # the leases of a node are looked for in the whole queue, once
+            read["q_orders__commands"] -= 3000
+        assert {table: rows for table, rows in read.items() if rows >= 60} == {}
     finally:
         _analyze()  # it outlives the transaction, and other tests count on what there is
 
 
-def _let_postgres_believe_that_there_are_none() -> None:
-    """As after an ANALYZE of what was pruned: then it counts on no rows at all, however many pages there are."""
+def _fill() -> None:
+    """Rows that no action is for in every table, and messages in the queue of which none is ready."""
     send_many("orders", "PlaceOrder", 3000)
     with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM command_bus_command")
-        cursor.execute("DELETE FROM pgmq.q_orders__commands")
+        cursor.execute(
+            "SELECT pgmq.archive('orders__commands', ARRAY(SELECT msg_id FROM pgmq.q_orders__commands)),"
+            " pgmq.send_batch('orders__commands', ARRAY(SELECT '{}'::jsonb FROM generate_series(1, 3000)), 3600)"
+        )
+        cursor.execute(
+            "INSERT INTO command_bus_tombstone (domain, command_id, content_hash, unique_globally, pruned_at)"
+            " SELECT unnest(ARRAY['orders', 'payments__replies']), gen_random_uuid(), '', false, now()"
+            " FROM generate_series(1, 3000)"
+        )
+        cursor.execute(
+            "INSERT INTO command_bus_payload_archive (domain, command_id, payload_json, archived_at)"
+            " SELECT domain, command_id, '{}', now() FROM command_bus_command WHERE domain = 'orders'"
+        )
+
+
+def _let_postgres_believe_that_there_are_none() -> None:
+    """As after an ANALYZE of what was pruned: then it counts on no rows at all, however many pages there are."""
+    _fill()
+    with connection.cursor() as cursor:
+        for table in TABLES.values():
+            cursor.execute(f"DELETE FROM {table}")  # noqa: S608
     _analyze()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT reltuples, relpages > 0 FROM pg_class WHERE relname = 'command_bus_command'")
-        assert cursor.fetchone() == (0, True)
+        cursor.execute(
+            "SELECT count(*) FROM pg_class WHERE relname = ANY (%s) AND reltuples = 0 AND relpages > 0", [[*TABLES]]
+        )
+        assert cursor.fetchone() == (len(TABLES),)
 
 
 def _analyze() -> None:
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE command_bus_command")
+        for table in TABLES.values():
+            cursor.execute(f"ANALYZE {table}")
 
 
 def _forget_the_queue() -> None:

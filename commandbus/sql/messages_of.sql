@@ -7,27 +7,28 @@ LANGUAGE plpgsql
 STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $function$
 DECLARE
     _queue text := commandbus.queue_of(messages_of.domain);
     _messages jsonb[];
 BEGIN
+    -- Each is a question of its own, which cannot become a walk along a whole table that was small when it was analyzed.
     EXECUTE format(
         $query$
-            SELECT array_agg(coalesce(q.message, a.message, CASE
-                                 WHEN p.payload_json IS NOT NULL THEN commandbus.command_envelope(c.command, p.payload_json) END)
-                             ORDER BY w.ordinal)
+            SELECT array_agg(
+                coalesce(
+                    (SELECT q.message FROM pgmq.%I q WHERE q.msg_id = c.msg_id),
+                    (SELECT a.message FROM pgmq.%I a WHERE a.msg_id = c.msg_id),
+                    (SELECT commandbus.command_envelope(c.command, p.payload_json)
+                     FROM public.command_bus_payload_archive p
+                     WHERE p.domain = c.domain AND p.command_id = c.command_id))
+                ORDER BY w.ordinal)
             FROM unnest($1) WITH ORDINALITY AS w(id, ordinal)
             LEFT JOIN LATERAL (
                 SELECT c AS command, c.domain, c.command_id, c.msg_id FROM public.command_bus_command c
                 WHERE c.id = w.id
                 LIMIT 1
             ) AS c ON true
-            LEFT JOIN pgmq.%I q ON q.msg_id = c.msg_id
-            LEFT JOIN pgmq.%I a ON a.msg_id = c.msg_id
-            LEFT JOIN public.command_bus_payload_archive p ON p.domain = c.domain AND p.command_id = c.command_id
         $query$, 'q_' || _queue, 'a_' || _queue)
     INTO _messages
     USING messages_of.rows;

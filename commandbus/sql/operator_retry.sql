@@ -108,13 +108,19 @@ BEGIN
                                       'data_before', n.before, 'data', n.message -> 'data')
             FROM unnest(_ids, _before, _messages) AS n(id, before, message)
             JOIN public.command_bus_command c ON c.id = ANY (ARRAY[n.id]);
+            WITH archived AS MATERIALIZED (
+                SELECT p.id, n.message -> 'data' AS data
+                FROM unnest(_messages) AS n(message)
+                CROSS JOIN LATERAL (
+                    SELECT p.id FROM public.command_bus_payload_archive p
+                    WHERE p.domain = requeue.domain AND p.command_id = (n.message ->> 'command_id')::uuid
+                    LIMIT 1
+                ) AS p
+            )
             UPDATE public.command_bus_payload_archive p
-            SET payload_json = n.message -> 'data'
-            FROM unnest(_ids, _messages) AS n(id, message)
-            CROSS JOIN LATERAL (
-                SELECT c.domain, c.command_id FROM public.command_bus_command c WHERE c.id = n.id LIMIT 1
-            ) AS c
-            WHERE p.domain = c.domain AND p.command_id = c.command_id;
+            SET payload_json = a.data
+            FROM archived a
+            WHERE p.id = ANY (ARRAY[a.id]);
         END IF;
         WITH retried AS (
             UPDATE public.command_bus_command c

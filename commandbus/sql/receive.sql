@@ -134,7 +134,7 @@ $function$;
 -- Messages with a value of `leave` under `leave_by` are passed over and stay as they are.
 --
 -- The name of the table is not known before, so the statement is prepared by hand, once for a session: to plan it takes
--- as long as to run it.
+-- as long as to run it. (Why it looks a message up by ANY, see rows_of: a queue that was analyzed when it was empty.)
 CREATE OR REPLACE FUNCTION commandbus.read_ready(
     queue text, qty integer, now timestamptz, until timestamptz, floor bigint, leave text[], leave_by text
 )
@@ -152,7 +152,7 @@ AS $function$
 DECLARE
     _leaves boolean := cardinality(read_ready.leave) > 0;
     _statement text := format(
-        'commandbus 1%s%s %s',  -- at most 63 bytes; another number when the statement changes
+        'commandbus 2%s%s %s',  -- at most 63 bytes; another number when the statement changes
         CASE WHEN _leaves THEN 'l' END, CASE WHEN read_ready.floor IS NOT NULL THEN 'f' END, read_ready.queue);
     _query text := $query$
         PREPARE %4$I (timestamptz, integer, timestamptz, bigint, text[], text) AS
@@ -162,7 +162,7 @@ DECLARE
         UPDATE pgmq.%1$I q
         SET vt = $3, read_ct = q.read_ct + 1
         FROM ready
-        WHERE q.msg_id = ready.msg_id
+        WHERE q.msg_id = ANY (ARRAY[ready.msg_id])
         RETURNING q.msg_id, q.read_ct, q.message
     $query$;
 BEGIN
@@ -248,9 +248,15 @@ AS $function$
     ON CONFLICT DO NOTHING;
 
     DELETE FROM public.command_bus_command c
-    USING public.command_bus_tombstone t
-    WHERE t.domain = (adopt_replies.domain).name AND t.command_id = ANY (adopt_replies.ids)
-      AND c.domain = t.domain AND c.command_id = t.command_id;
+    WHERE c.id = ANY (commandbus.rows_of((adopt_replies.domain).name, ARRAY(
+        SELECT m.id
+        FROM unnest(ids) AS m(id)
+        CROSS JOIN LATERAL (
+            SELECT FROM public.command_bus_tombstone t
+            WHERE t.domain = (adopt_replies.domain).name AND t.command_id = m.id
+            LIMIT 1
+        ) AS t
+    )));
 $function$;
 
 -- Cares for the messages of one read that were not leased. Those without a command are archived and recorded; those
@@ -286,7 +292,11 @@ BEGIN
     FROM unnest(_rows, set_aside.command_ids, set_aside.msg_ids, set_aside.read_cts)
         AS m(id, command_id, msg_id, read_ct)
     LEFT JOIN public.command_bus_command c ON c.id = ANY (ARRAY[m.id])
-    LEFT JOIN public.command_bus_tombstone t ON t.domain = set_aside.domain AND t.command_id = m.command_id;
+    LEFT JOIN LATERAL (
+        SELECT t.command_id FROM public.command_bus_tombstone t
+        WHERE t.domain = set_aside.domain AND t.command_id = m.command_id
+        LIMIT 1
+    ) AS t ON true;
 
     IF _unreadable IS NOT NULL THEN
         INSERT INTO public.command_bus_unreadable_message (domain, queue_name, msg_id, reason, seen_at)
