@@ -67,7 +67,7 @@ BEGIN
             ) AS w
             LIMIT fold_batches.most_deltas
         ) AS w
-        WHERE d.batch_id = w.batch_id AND d.id = w.id
+        WHERE d.batch_id = ANY (ARRAY[w.batch_id]) AND d.id = ANY (ARRAY[w.id])  -- as in rows_of: mostly there is none
         RETURNING d.*
     ), news AS (
         SELECT t.batch_id, sum(t.total_count) AS total, sum(t.completed_count) AS completed, sum(t.failed_count) AS failed,
@@ -92,7 +92,7 @@ BEGIN
                 SELECT o.started_at FROM public.command_bus_batch o WHERE o.batch_id = n.batch_id LIMIT 1
             ) AS o
         ) AS n
-        WHERE b.batch_id = n.batch_id
+        WHERE b.batch_id = ANY (ARRAY[n.batch_id])
         RETURNING b.domain, b.batch_id, b.started_at, b.started_at IS NOT NULL AND n.started_before IS NULL AS begins
     ), audited AS (
         INSERT INTO public.command_bus_audit (domain, batch_id, event_type, ts, details_json)
@@ -110,7 +110,7 @@ BEGIN
         WHERE b.batch_id = ANY (_batches)
           AND b.sealed_at IS NOT NULL AND b.completed_at IS NULL
           AND b.completed_count + b.failed_count + b.canceled_count = b.total_count
-          AND NOT EXISTS (SELECT FROM public.command_bus_batch_delta d WHERE d.batch_id = b.batch_id)
+          AND (SELECT d.id FROM public.command_bus_batch_delta d WHERE d.batch_id = b.batch_id LIMIT 1) IS NULL
         ORDER BY b.batch_id
     LOOP
         _batch.completed_at := _batch.updated_at;

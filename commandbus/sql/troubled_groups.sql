@@ -40,6 +40,6 @@ AS $function$
         ORDER BY commands DESC, newest DESC
         LIMIT 201
     ) AS g
-    JOIN public.command_bus_command s ON s.id = g.newest
+    JOIN public.command_bus_command s ON s.id = ANY (ARRAY[g.newest])
     ORDER BY g.commands DESC, g.newest DESC
 $function$;
