@@ -109,8 +109,13 @@ class EmbeddedPostgres:
         # Others need to pass through as root only: then PostgreSQL runs as another user.
         mode = 0o755 if os.getuid() == 0 else 0o700
         if not base.exists():
-            base.mkdir(mode=mode, parents=True)
-            base.chmod(mode)
+            base.parent.mkdir(parents=True, exist_ok=True)
+            unnamed = Path(tempfile.mkdtemp(dir=base.parent))
+            unnamed.chmod(mode)
+            try:
+                unnamed.rename(base)
+            except OSError:  # another process was first
+                unnamed.rmdir()
         if base.is_symlink() or base.stat().st_uid != os.getuid():
             raise EmbeddedPostgresError(
                 f"{base} is not a folder of your own; remove it or set COMMANDBUS_POSTGRES_HOME to another folder"

@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import psycopg
 import pytest
@@ -46,6 +48,21 @@ def test_it_stops_when_its_only_user_is_killed(home: Path) -> None:
     """)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     wait_until(lambda: not (home / "data" / "postmaster.pid").exists())
+
+
+def test_many_can_make_its_folder_at_once(home: Path) -> None:
+    """As the processes of a parallel test run do, on a machine that has none yet."""
+    together = Barrier(4)
+
+    def make(folder: Path) -> None:
+        together.wait(10)
+        EmbeddedPostgres(folder)._make_home()
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(50):
+            list(threads.map(make, [home / str(number) / "home"] * 4))
+            assert [found.name for found in (home / str(number)).iterdir()] == ["home"]
+    assert len(list(home.iterdir())) == 50
 
 
 def test_it_can_be_restarted(home: Path) -> None:
