@@ -121,8 +121,8 @@ def _pause(domain: str, paused: bool, operator: str | None, reason: str | None) 
 
 
 def get_command(domain: str, command_id: UUID) -> Command | None:
-    using = database_of(domain)
-    return Command.objects.using(using).filter(domain=domain, command_id=uuid_of(command_id, "command_id")).first()
+    commands = Command.objects.using(database_of(domain))
+    return next(iter(commands.one(domain, uuid_of(command_id, "command_id"))), None)
 
 
 def list_commands(

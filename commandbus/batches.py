@@ -132,8 +132,8 @@ def seal_batch(
 
 def get_batch(domain: str, batch_id: UUID) -> BatchMetadata | None:
     """A batch as it is now; None if there is none of this id."""
-    batches = Batch.objects.using(database_of(domain)).filter(domain=domain, batch_id=uuid_of(batch_id, "batch_id"))
-    return next(iter(batches.as_they_are()), None)
+    batches = Batch.objects.using(database_of(domain)).filter(batch_id=uuid_of(batch_id, "batch_id"))
+    return next((batch for batch in batches.as_they_are() if batch.domain == domain), None)
 
 
 def require_batch(domain: str, batch_id: UUID) -> BatchMetadata:

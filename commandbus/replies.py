@@ -10,6 +10,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import OuterRef, Subquery
 
 from commandbus import install
 from commandbus.api import database_of, send_command, uuid_of
@@ -120,16 +121,19 @@ class _ReplyWait(Wait[tuple[str, str | None], Reply]):
         return alias
 
     def _places(self, using: str) -> list[tuple[str, str]]:
-        names = [self.domain] if self.domain else Domain.objects.using(using).values_list("name", flat=True)
-        commands = Command.objects.using(using).filter(domain__in=list(names), command_id=self.command_id)
-        return [(using, domain) for domain in commands.values_list("domain", flat=True)]
+        row = Subquery(Command.objects.one(OuterRef("name"), self.command_id).values("id"))
+        domains = Domain.objects.using(using).alias(row=row).filter(row__isnull=False)
+        if self.domain:
+            domains = domains.filter(name=self.domain)
+        return [(using, name) for name in domains.values_list("name", flat=True)]
 
     def read(self, connection: BaseDatabaseWrapper) -> tuple[str, str | None] | None:
         with connection.cursor() as cursor:
             cursor.execute(
+                # As in commandbus.rows_of.
                 "SELECT c.status, commandbus.reply_of(c) FROM command_bus_command AS c"
-                " WHERE c.domain = %s AND c.command_id = %s",
-                [self.domain, self.command_id],
+                " WHERE c.domain = %s AND c.command_id BETWEEN %s AND %s ORDER BY c.command_id LIMIT 1",
+                [self.domain, self.command_id, self.command_id],
             )
             row: tuple[str, str | None] | None = cursor.fetchone()
             return row

@@ -117,7 +117,8 @@ def rows_read(table: str) -> int:
     """Rows of a table that this transaction has read so far, by whatever scan."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = %s", [table]
+            "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relid = %s::regclass",
+            [table],
         )
         return int(cursor.fetchone()[0])
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from django.db import models
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import F, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
 from commandbus.messages import BatchMetadata, BatchStatus
@@ -28,11 +28,12 @@ class BatchQuerySet(models.QuerySet["Batch"]):
 
     def with_status(self, status: BatchStatus) -> BatchQuerySet:
         """As they are now: some may have started and not be folded yet."""
-        begun = Exists(BatchDelta.objects.filter(batch_id=OuterRef("batch_id"), started_at__isnull=False))
+        beginnings = BatchDelta.objects.filter(batch_id=OuterRef("batch_id"), started_at__isnull=False)
+        batches = self.alias(begun=Subquery(beginnings.values("started_at")[:1]))  # not Exists: see commandbus.rows_of
         if status is BatchStatus.PENDING:
-            return self.filter(~begun, status=status.value)
+            return batches.filter(begun__isnull=True, status=status.value)
         if status is BatchStatus.IN_PROGRESS:
-            return self.filter(Q(status=status.value) | Q(begun, status=BatchStatus.PENDING.value))
+            return batches.filter(Q(status=status.value) | Q(begun__isnull=False, status=BatchStatus.PENDING.value))
         return self.filter(status=status.value)
 
     def as_they_are(self) -> list[BatchMetadata]:
@@ -107,8 +108,8 @@ class Batch(models.Model):
 class BatchDeltaQuerySet(models.QuerySet["BatchDelta"]):
     def batches_in(self, domains: Iterable[str]) -> models.QuerySet[BatchDelta, UUID]:
         """The batches of these domains that have some."""
-        batches = Batch.objects.using(self.db).filter(domain__in=list(domains), batch_id=OuterRef("batch_id"))
-        return self.filter(Exists(batches)).values_list("batch_id", flat=True).distinct()
+        domain = Subquery(Batch.objects.filter(batch_id=OuterRef("batch_id")).values("domain")[:1])
+        return self.alias(domain=domain).filter(domain__in=list(domains)).values_list("batch_id", flat=True).distinct()
 
 
 class BatchDelta(models.Model):

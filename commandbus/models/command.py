@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import connections, models
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 
 from commandbus import messages
@@ -24,8 +25,13 @@ class CommandQuerySet(models.QuerySet["Command"]):
         if status in RARE:
             return commands.filter(rare_status=status.value)
         if status in LIVE and (rows := self._live_rows(domain)) is not None:
-            commands = self.filter(id__in=rows)  # and not by the domain again: an index on it may seem as good
+            commands = self.filter(id__in=rows)  # without the domain, which might tempt to another index
         return commands.filter(status=status.value)  # the newest are soon met, if they are many
+
+    def one(self, domain: str | OuterRef, command_id: UUID) -> CommandQuerySet:
+        """One or none. Order and limit leave only one index to choose: see commandbus.rows_of."""
+        found = self.filter(domain=domain, command_id__range=(command_id, command_id))
+        return found.order_by("command_id")[:1]
 
     def _live_rows(self, domain: str) -> list[int] | None:
         """None if they are many."""

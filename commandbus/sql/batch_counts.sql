@@ -39,7 +39,7 @@ AS $function$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(commandbus.batch_key(join_batch.batch_id));
     PERFORM FROM public.command_bus_batch b
-    WHERE b.batch_id = join_batch.batch_id AND b.domain = join_batch.domain
+    WHERE b.batch_id = join_batch.batch_id AND b.domain IS NOT DISTINCT FROM join_batch.domain  -- as in rows_of
     FOR KEY SHARE;
     IF NOT FOUND THEN
         PERFORM commandbus.raise_unknown_batch(join_batch.domain, join_batch.batch_id);

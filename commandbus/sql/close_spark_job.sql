@@ -144,7 +144,8 @@ BEGIN
         INSERT INTO public.command_bus_spark_job_delta (job_id, row_count, sent_count) VALUES ((job).job_id, 0, _sent);
         _rejected := _rejected + coalesce(cardinality(_bad), 0);
         DELETE FROM public.command_bus_spark_staged s
-        WHERE s.job_id = (job).job_id AND s.command_id = ANY (_chunk.ids::uuid[]);
+        WHERE s.job_id = (job).job_id
+          AND s.command_id BETWEEN _chunk.ids[1]::uuid AND _chunk.ids[cardinality(_chunk.ids)]::uuid;
         _last := _chunk.ids[cardinality(_chunk.ids)];
     END LOOP;
     RETURN _rejected;

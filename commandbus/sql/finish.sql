@@ -58,7 +58,7 @@ BEGIN
             ORDER BY u.id  -- everyone locks commands in this order
         ) AS w
         WHERE c.id = ANY (ARRAY[w.id])
-          AND (c.domain, c.command_id) IS NOT DISTINCT FROM (finish.domain, w.command_id)  -- no index is tempted by it
+          AND (c.domain, c.command_id) IS NOT DISTINCT FROM (finish.domain, w.command_id)  -- as in rows_of
           AND c.msg_id = w.msg_id AND c.lease_read_ct = w.read_ct
         RETURNING c.command_id, c.batch_id, c.msg_id, c.status, c.attempts, c.node_id, c.reply_queue,
                   commandbus.reply_of(c) AS reply, w.error

@@ -67,7 +67,7 @@ BEGIN
             ) AS w
             LIMIT fold_batches.most_deltas
         ) AS w
-        WHERE d.batch_id = ANY (ARRAY[w.batch_id]) AND d.id = ANY (ARRAY[w.id])  -- as in rows_of: mostly there is none
+        WHERE d.batch_id = ANY (ARRAY[w.batch_id]) AND d.id BETWEEN w.id AND w.id  -- as in rows_of
         RETURNING d.*
     ), news AS (
         SELECT t.batch_id, sum(t.total_count) AS total, sum(t.completed_count) AS completed, sum(t.failed_count) AS failed,

@@ -42,8 +42,12 @@ $function$;
 -- sessions keep their plans. Order and limit leave only one index to choose: with another one, there would be a sort. So
 -- it is also where PostgreSQL counts on no rows at all, after an ANALYZE of a table that was pruned.
 --
--- For the same reason others look rows up by `id = ANY (ARRAY[…])`: after `id = …`, or with an order by the row's own id,
--- a walk along the whole index would be a way to join, and seem the cheapest.
+-- For the same reason others
+--   - look rows up by `id = ANY (ARRAY[…])`: after `id = …`, or with an order by the row's own id, a walk along the whole
+--     index would be a way to join, and seem the cheapest; so would it after [NOT] EXISTS, but not after a subquery that
+--     gives a value;
+--   - look the second column of an index up by BETWEEN: before PostgreSQL 17, an ANY there may be left to a filter;
+--   - compare the domain of what they find by its id by IS NOT DISTINCT FROM, which tempts no index on the domain.
 CREATE OR REPLACE FUNCTION commandbus.rows_of(domain text, command_ids uuid[])
 RETURNS bigint[]
 LANGUAGE plpgsql

@@ -115,8 +115,7 @@ LANGUAGE sql
 STABLE
 SET search_path = pg_catalog, pg_temp
 AS $function$
-    SELECT EXISTS (SELECT FROM public.command_bus_command c
-                   WHERE c.domain = (was_sent.domain).name AND c.command_id = was_sent.command_id)
+    SELECT (commandbus.rows_of((was_sent.domain).name, ARRAY[was_sent.command_id]))[1] IS NOT NULL
         OR EXISTS (SELECT FROM public.command_bus_tombstone t
                    WHERE t.domain = (was_sent.domain).name AND t.command_id = was_sent.command_id)
         OR (was_sent.domain).unique_globally AND (

@@ -21,7 +21,7 @@ BEGIN
         FROM public.command_bus_batch b
         WHERE b.domain = prune_batches.domain AND b.completed_at < prune_batches.before
           AND b.callback_error IS NULL
-          AND (SELECT c.id FROM public.command_bus_command c WHERE c.batch_id = b.batch_id LIMIT 1) IS NULL  -- not as a join
+          AND (SELECT c.id FROM public.command_bus_command c WHERE c.batch_id = b.batch_id LIMIT 1) IS NULL  -- as in rows_of
         ORDER BY b.domain, b.completed_at
         LIMIT prune_batches.qty
         FOR UPDATE SKIP LOCKED

@@ -72,7 +72,15 @@ BEGIN
     SELECT array_agg(p.command_id), array_agg(p.msg_id) INTO _ids, _msg_ids FROM pruned p;
 
     DELETE FROM public.command_bus_payload_archive a
-    WHERE a.domain = prune_commands.domain AND a.command_id = ANY (_ids);
+    WHERE a.id = ANY (ARRAY(
+        SELECT p.id
+        FROM unnest(_ids) AS i(command_id)
+        CROSS JOIN LATERAL (
+            SELECT p.id FROM public.command_bus_payload_archive p
+            WHERE p.domain = prune_commands.domain AND p.command_id = i.command_id
+            LIMIT 1
+        ) AS p
+    ));
     -- PGMQ has no function that deletes from its archive.
     EXECUTE format('DELETE FROM pgmq.%I AS a WHERE a.msg_id = ANY ($1)', 'a_' || commandbus.queue_of(prune_commands.domain))
     USING _msg_ids;

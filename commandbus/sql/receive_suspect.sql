@@ -49,13 +49,13 @@ BEGIN
     IF NOT FOUND THEN
         -- What is left may have been canceled meanwhile.
         DELETE FROM public.command_bus_suspect s
-        WHERE s.id IN (
+        WHERE s.id = ANY (ARRAY(
             SELECT o.id
             FROM public.command_bus_suspect o
             LEFT JOIN public.command_bus_command c ON c.id = ANY (ARRAY[o.id]) AND c.msg_id = o.msg_id AND c.status = 'PENDING'
             WHERE o.domain = receive_suspect.domain AND c.id IS NULL
             FOR UPDATE OF o SKIP LOCKED
-        );
+        ));
         RETURN;
     END IF;
 

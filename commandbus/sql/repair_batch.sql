@@ -18,7 +18,7 @@ BEGIN
     PERFORM commandbus.require_read_committed();
     SELECT b.* INTO _batch
     FROM public.command_bus_batch b
-    WHERE b.batch_id = repair_batch.batch_id AND b.domain = repair_batch.domain
+    WHERE b.batch_id = repair_batch.batch_id AND b.domain IS NOT DISTINCT FROM repair_batch.domain  -- as in rows_of
     FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         PERFORM commandbus.raise_unknown_batch(repair_batch.domain, repair_batch.batch_id);

@@ -52,7 +52,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(commandbus.batch_key(lock_batch.batch_id));  -- as join_batch
     SELECT b.* INTO _batch
     FROM public.command_bus_batch b
-    WHERE b.batch_id = lock_batch.batch_id AND b.domain = lock_batch.domain
+    WHERE b.batch_id = lock_batch.batch_id AND b.domain IS NOT DISTINCT FROM lock_batch.domain  -- as in rows_of
     FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM commandbus.raise_unknown_batch(lock_batch.domain, lock_batch.batch_id);

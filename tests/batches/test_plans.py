@@ -8,9 +8,10 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
-from commandbus.models import Batch, BatchDelta, Command
+from commandbus.models import Batch, BatchDelta
 from tests.batches.helpers import fold_batches, make
-from tests.helpers import rows_read, send_many
+from tests.helpers import send_many
+from tests.plans import BELIEFS, believing, reading
 
 pytestmark = pytest.mark.django_db
 
@@ -18,30 +19,15 @@ TABLES = ("command_bus_batch", "command_bus_batch_delta", "command_bus_command")
 BATCHES = 300
 
 
-@pytest.fixture(params=["unknown", "empty"])
+@pytest.fixture(params=BELIEFS)
 def batch_ids(request: pytest.FixtureRequest) -> Iterator[list[UUID]]:
-    if request.param == "empty":
-        _make()
-        for model in (BatchDelta, Command, Batch):
-            model.objects.all().delete()
-        _analyze()
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_class WHERE relname = ANY (%s) AND reltuples = 0 AND relpages > 0", [[*TABLES]]
-            )
-            assert cursor.fetchone() == (len(TABLES),)
-    yield _make()
-    _analyze()  # it outlives the transaction, and other tests count on what there is
+    with believing(request.param, _make, TABLES):
+        yield _make()
 
 
 def _make() -> list[UUID]:
     send_many("orders", "PlaceOrder", 3000)
     return [make() for _ in range(BATCHES)]
-
-
-def _analyze() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE command_bus_batch, command_bus_batch_delta, command_bus_command")
 
 
 def test_a_fold_reads_what_it_takes(batch_ids: list[UUID]) -> None:
@@ -51,9 +37,8 @@ def test_a_fold_reads_what_it_takes(batch_ids: list[UUID]) -> None:
             " SELECT unnest(%s::uuid[]), 1, now() FROM generate_series(1, 10)",
             [batch_ids[: BATCHES // 3]],
         )
-    before = {table: rows_read(table) for table in TABLES}
-    fold_batches()
-    read = {table: rows_read(table) - before[table] for table in TABLES}
+    with reading(TABLES) as read:
+        fold_batches()
     assert not BatchDelta.objects.exists()
     assert read["command_bus_batch_delta"] < 5 * 1000
     assert read["command_bus_batch"] < 10 * BATCHES
@@ -62,8 +47,7 @@ def test_a_fold_reads_what_it_takes(batch_ids: list[UUID]) -> None:
 
 def test_a_prune_looks_only_for_commands_of_the_batches(batch_ids: list[UUID]) -> None:
     Batch.objects.update(sealed_at="2020-01-01T00:00Z", completed_at="2020-01-01T00:00Z", status="COMPLETED")
-    before = rows_read("command_bus_command")
-    with connection.cursor() as cursor:
+    with reading(TABLES) as read, connection.cursor() as cursor:
         cursor.execute("SELECT commandbus.prune_batches('orders', now(), 100)")
         assert cursor.fetchone() == (0,)  # their commands are still there
-    assert rows_read("command_bus_command") - before <= BATCHES
+    assert read["command_bus_command"] <= BATCHES
