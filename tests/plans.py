@@ -14,18 +14,21 @@ from psycopg.pq import TransactionStatus
 
 from tests.helpers import rows_read
 
-AS_IT_IS, EMPTY = "as it is", "empty"
-BELIEFS = (AS_IT_IS, EMPTY)
+AS_IT_IS, EMPTY, EMPTIED = "as it is", "empty", "emptied"
+BELIEFS = (AS_IT_IS, EMPTY, EMPTIED)
 
 
 @contextmanager
 def believing(belief: str, fill: Callable[[], object], tables: Sequence[str]) -> Iterator[None]:
     """That tables are EMPTY, as after an ANALYZE of what was pruned: then PostgreSQL counts on no rows at all, however
-    many pages there are. Or what tests before have left, AS_IT_IS.
+    many pages there are. Where they are EMPTIED, it still knows how the values were spread. Or what tests before have
+    left, AS_IT_IS.
     """
     try:
-        if belief == EMPTY:
+        if belief != AS_IT_IS:
             fill()
+            if belief == EMPTIED:
+                _execute("ANALYZE {}", tables)
             _execute("DELETE FROM {}", tables)
             _execute("ANALYZE {}", tables)
             with connection.cursor() as cursor:
@@ -40,11 +43,18 @@ def believing(belief: str, fill: Callable[[], object], tables: Sequence[str]) ->
 
 @contextmanager
 def reading(tables: Sequence[str]) -> Iterator[Counter[str]]:
-    """How many rows of each table are read meanwhile."""
+    """How many rows of each table are read meanwhile, and how often each index is."""
     read: Counter[str] = Counter()
-    before = {table: rows_read(table) for table in tables}
+    before = _read(tables)
     yield read
-    read.update({table: rows_read(table) - before[table] for table in tables})
+    read.update(_read(tables))
+    read.subtract(before)
+
+
+def _read(tables: Sequence[str]) -> Counter[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexrelname, pg_stat_get_xact_numscans(indexrelid) FROM pg_stat_user_indexes")
+        return Counter({**dict(cursor.fetchall()), **{table: rows_read(table) for table in tables}})
 
 
 def _execute(statement: str, tables: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ def _cancel(
 ) -> ops.ActionResult:
     """Those that wait for a worker, and those that wait for an operator."""
     using, reason = conf.current().database_of(domain), answers["reason"]
-    commands = Command.objects.using(using).filter(domain=domain, command_id__in=list(chosen.messages))
+    commands = Command.objects.using(using).these(domain, chosen.messages)
     waiting = set(commands.filter(status=Status.PENDING).values_list("command_id", flat=True))
     parts = [
         ops.Selection({one: msg_id for one, msg_id in chosen.messages.items() if (one in waiting) is waits})

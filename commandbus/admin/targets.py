@@ -73,7 +73,7 @@ class Target:
         for domain, selection in self._selections.items():
             commands = Command.objects.using(conf.current().database_of(domain))
             ids = list(selection.messages)[: SHOWN - len(found)]
-            found += commands.filter(domain=domain, command_id__in=ids).order_by("-id")
+            found += commands.these(domain, ids).order_by("-id")
         return found
 
     def hidden(self) -> dict[str, str]:

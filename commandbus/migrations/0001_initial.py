@@ -315,7 +315,11 @@ class Migration(migrations.Migration):
                     ("edit_command_payload", "Can change the data of commands and retry them"),
                 ],
                 "indexes": [
-                    models.Index(fields=["domain", "command_type", "id"], name="ix_command_bus_command_type"),
+                    models.Index(
+                        fields=["domain", "command_type", "id"],
+                        name="ix_command_bus_command_type",
+                        condition=models.Q(("domain__gte", "")),
+                    ),
                     models.Index(
                         condition=models.Q(("rare_status__isnull", False)),
                         fields=["rare_status", "domain", "command_type", "id"],

@@ -17,8 +17,8 @@ BEGIN
         $query$
             SELECT array_agg(
                 coalesce(
-                    (SELECT q.message FROM pgmq.%I q WHERE q.msg_id = c.msg_id),
-                    (SELECT a.message FROM pgmq.%I a WHERE a.msg_id = c.msg_id),
+                    (SELECT q.message FROM pgmq.%I q WHERE q.msg_id = c.msg_id LIMIT 1),
+                    (SELECT a.message FROM pgmq.%I a WHERE a.msg_id = c.msg_id LIMIT 1),
                     (SELECT commandbus.command_envelope(c.command, p.payload_json)
                      FROM public.command_bus_payload_archive p
                      WHERE p.domain = c.domain AND p.command_id = c.command_id))

@@ -39,15 +39,17 @@ BEGIN
             SELECT c.id, c.command_type, c.status, c.batch_id, c.created_at, c.updated_at
             FROM public.command_bus_command c
             WHERE c.domain = prune_commands.domain AND c.command_type > _done_type
+              AND c.domain >= ''  -- the condition of the index
             ORDER BY c.command_type, c.id
         LOOP
             _type := coalesce(_type, _command.command_type);
             EXIT types WHEN cardinality(_rows) >= prune_commands.qty;
             EXIT WHEN _command.command_type <> _type OR _command.created_at >= prune_commands.before;
-            CONTINUE WHEN _command.batch_id IS NOT NULL AND NOT EXISTS (
-                SELECT FROM public.command_bus_batch b
-                WHERE b.batch_id = _command.batch_id AND b.completed_at < prune_commands.before
-            );
+            CONTINUE WHEN _command.batch_id IS NOT NULL AND (
+                SELECT b.completed_at < prune_commands.before
+                FROM public.command_bus_batch b
+                WHERE b.batch_id = _command.batch_id
+            ) IS NOT TRUE;
             IF _command.status IN ('COMPLETED', 'FAILED', 'CANCELED') AND _command.updated_at < prune_commands.before THEN
                 PERFORM FROM public.command_bus_command c WHERE c.id = _command.id FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN

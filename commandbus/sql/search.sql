@@ -203,6 +203,7 @@ DECLARE
         WHEN 'error code' THEN 'c.last_error_code IS NOT NULL'
         WHEN 'error type' THEN 'c.last_error_type IS NOT NULL'
         WHEN 'status' THEN 'c.rare_status IS NOT NULL'
+        WHEN 'type' THEN $$c.domain >= ''$$
         ELSE 'true' END;
     _direction text := CASE WHEN search_window.oldest_first THEN 'ASC' ELSE 'DESC' END;
     _keys integer := CASE search_window.by WHEN 'any' THEN 1 ELSE coalesce(cardinality(search_window.keys), 0) END;
@@ -376,6 +377,7 @@ BEGIN
             FROM public.command_bus_command c
             WHERE ROW(c.domain, c.command_type) > ROW(types_of.domain, _type)
               AND ROW(c.domain) <= ROW(types_of.domain)
+              AND c.domain >= ''  -- the condition of the index
             ORDER BY c.domain, c.command_type
             LIMIT 1;
             EXIT WHEN NOT FOUND;

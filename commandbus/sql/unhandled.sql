@@ -13,7 +13,6 @@ RETURNS TABLE (command_id uuid, status text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
-SET enable_indexonlyscan = off  -- an index has both the type and the row's id, and is no way to find the id
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $function$

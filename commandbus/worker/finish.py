@@ -159,9 +159,8 @@ class Finisher(threading.Thread):
 
     def _locked(self, domain: str, command_ids: list[UUID]) -> set[UUID]:
         """Those that somebody else has locked. The others are ours until the end of the transaction."""
-        commands = Command.objects.using(self.transitions.using).filter(domain=domain, command_id__in=command_ids)
-        ours = commands.order_by("id").select_for_update(skip_locked=True)
-        free = set(ours.values_list("command_id", flat=True))
+        commands = Command.objects.using(self.transitions.using).these(domain, command_ids)
+        free = set(commands.select_for_update(skip_locked=True).values_list("command_id", flat=True))
         return set(commands.values_list("command_id", flat=True)) - free
 
     def _postpone(self, domain: str, outcomes: list[Outcome], why: object) -> None:
