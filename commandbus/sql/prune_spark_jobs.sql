@@ -1,7 +1,7 @@
 -- Removes up to `qty` jobs of a domain that ended before `before`, or were begun before and never ended, with what they
--- have set aside or kept; a thousand at the most, for each takes a lock. Answers how many. The commands stay what they are: to send the same DataFrame again sends nothing
--- twice. A stream has no end: its job goes if it has committed nothing since then (and is made again if it goes on), and
--- what it has set aside goes when it is as old.
+-- have set aside or kept; a thousand at the most, for each takes a lock. Answers how many. The commands stay what they are:
+-- to send the same DataFrame again sends nothing twice. A stream has no end: its job goes if it has committed nothing since
+-- then (and is made again if it goes on), and what it has set aside goes when it is as old.
 CREATE OR REPLACE FUNCTION commandbus.prune_spark_jobs(domain text, before timestamptz, qty integer)
 RETURNS integer
 LANGUAGE plpgsql
@@ -36,9 +36,10 @@ BEGIN
     SELECT coalesce(array_agg(p.job_id), '{}') INTO _jobs FROM pruned p;
     DELETE FROM public.command_bus_spark_reject r WHERE r.job_id = ANY (_jobs);
     DELETE FROM public.command_bus_spark_reject r
-    USING public.command_bus_spark_job j
-    WHERE j.domain = prune_spark_jobs.domain AND j.stream_run IS NOT NULL
-      AND r.job_id = j.job_id AND r.rejected_at < prune_spark_jobs.before;
+    WHERE r.job_id = ANY (ARRAY(
+        SELECT j.job_id FROM public.command_bus_spark_job j
+        WHERE j.domain = prune_spark_jobs.domain AND j.stream_run IS NOT NULL
+    )) AND r.rejected_at < prune_spark_jobs.before;
     DELETE FROM public.command_bus_spark_staged s WHERE s.job_id = ANY (_jobs);
     DELETE FROM public.command_bus_spark_job_delta d WHERE d.job_id = ANY (_jobs);
     RETURN cardinality(_jobs);
