@@ -33,7 +33,7 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         if status is BatchStatus.PENDING:
             return batches.filter(begun__isnull=True, status=status.value)
         if status is BatchStatus.IN_PROGRESS:
-            return batches.filter(Q(status=status.value) | Q(begun__isnull=False, status=BatchStatus.PENDING.value))
+            return batches.filter(Q(status=status.value) | Q(status=BatchStatus.PENDING.value) & Q(begun__isnull=False))
         return self.filter(status=status.value)
 
     def as_they_are(self) -> list[BatchMetadata]:
@@ -106,10 +106,14 @@ class Batch(models.Model):
 
 
 class BatchDeltaQuerySet(models.QuerySet["BatchDelta"]):
-    def batches_in(self, domains: Iterable[str]) -> models.QuerySet[BatchDelta, UUID]:
+    def batches_in(self, domains: Iterable[str]) -> set[UUID]:
         """The batches of these domains that have some."""
-        domain = Subquery(Batch.objects.filter(batch_id=OuterRef("batch_id")).values("domain")[:1])
-        return self.alias(domain=domain).filter(domain__in=list(domains)).values_list("batch_id", flat=True).distinct()
+        wanted = set(domains)
+        counted = self.values_list("batch_id", flat=True).distinct()
+        domain_of = dict(
+            Batch.objects.using(self.db).filter(batch_id__in=list(counted)).values_list("batch_id", "domain")
+        )
+        return {batch_id for batch_id, domain in domain_of.items() if domain in wanted}
 
 
 class BatchDelta(models.Model):

@@ -87,7 +87,7 @@ BEGIN
                    array_agg(c.created_at ORDER BY c.created_at %2$s), (SELECT r.at FROM reached r)
             FROM chosen c
         $query$,
-        CASE WHEN search_batches.among IS NOT NULL THEN 'b.batch_id = ANY ($7) AND b.domain = k.domain'
+        CASE WHEN search_batches.among IS NOT NULL THEN 'b.batch_id = ANY ($7) AND b.domain IS NOT DISTINCT FROM k.domain'
              WHEN search_batches.status IS NOT NULL THEN 'b.domain = k.domain AND b.status = k.status'
              ELSE 'b.domain = k.domain' END,
         CASE WHEN search_batches.oldest_first THEN 'ASC' ELSE 'DESC' END)

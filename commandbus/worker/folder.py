@@ -63,14 +63,14 @@ def fold_rest(using: str, domains: Iterable[str]) -> bool:
     Answers whether something has changed, for a batch that has completed may have sent more. What cannot be folded is
     left to others: somebody has locked it.
     """
-    unfolded = BatchDelta.objects.using(using).batches_in(domains)
+    unfolded = BatchDelta.objects.using(using)
     try:
-        batches = set(unfolded)
+        batches = unfolded.batches_in(domains)
         if not batches:
             return False
         for _ in range(TRIES_AT_END):
             fold_batches(using)
-            if set(unfolded.all()) != batches:
+            if unfolded.batches_in(domains) != batches:
                 return True
             time.sleep(PAUSE_AT_END)  # somebody else is folding
         log(logging.WARNING, "fold.postponed", database=using, batches=len(batches))

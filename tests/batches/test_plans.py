@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
-from commandbus.models import Batch, BatchDelta
+from commandbus.models import Batch, BatchDelta, Command
 from tests.batches.helpers import fold_batches, make
 from tests.helpers import send_many
 from tests.plans import BELIEFS, believing, reading
@@ -51,3 +51,12 @@ def test_a_prune_looks_only_for_commands_of_the_batches(batch_ids: list[UUID]) -
         cursor.execute("SELECT commandbus.prune_batches('orders', now(), 100)")
         assert cursor.fetchone() == (0,)  # their commands are still there
     assert read["command_bus_command"] <= BATCHES
+
+
+def test_a_prune_of_commands_looks_only_for_their_batches(batch_ids: list[UUID]) -> None:
+    Command.objects.filter(batch_id__in=batch_ids).update(status="COMPLETED")
+    Batch.objects.update(sealed_at="2020-01-01T00:00Z", completed_at="2020-01-01T00:00Z", status="COMPLETED")
+    with reading(TABLES) as read, connection.cursor() as cursor:
+        cursor.execute("SELECT commandbus.prune_commands('orders', now() + interval '1 day', 1000)")
+        assert cursor.fetchone() == (BATCHES,)
+    assert read["command_bus_batch"] <= 2 * BATCHES
