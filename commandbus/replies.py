@@ -130,9 +130,9 @@ class _ReplyWait(Wait[tuple[str, str | None], Reply]):
     def read(self, connection: BaseDatabaseWrapper) -> tuple[str, str | None] | None:
         with connection.cursor() as cursor:
             cursor.execute(
-                # As in commandbus.rows_of.
+                # As in CommandQuerySet.one.
                 "SELECT c.status, commandbus.reply_of(c) FROM command_bus_command AS c"
-                " WHERE c.domain = %s AND c.command_id BETWEEN %s AND %s ORDER BY c.command_id LIMIT 1",
+                " WHERE c.domain = (SELECT %s) AND c.command_id BETWEEN %s AND %s ORDER BY c.command_id LIMIT 1",
                 [self.domain, self.command_id, self.command_id],
             )
             row: tuple[str, str | None] | None = cursor.fetchone()
