@@ -114,7 +114,7 @@ def _url(given: str | None) -> str:
     from commandbus.spark.connection import parameters_of
 
     if given is None:
-        if URL not in os.environ:
+        if not os.environ.get(URL):
             raise ConfigurationError(f"where is PostgreSQL? Add --url postgresql://user@host/database, or set ${URL}")
         return os.environ[URL]
     if any("password" in name for name in parameters_of(given)):

@@ -277,8 +277,10 @@ def test_without_django_the_url_comes_from_an_argument_or_the_environment(
     arguments = ["send", csv, "--domain", "orders", "--type", "PlaceOrder", "--id-from", "invoice"]
     assert cli.main([*arguments, "--url", url]) == 0
     assert capsys.readouterr().out.startswith("sent")
-    assert cli.main(arguments) == 1
-    assert "where is PostgreSQL? Add --url" in capsys.readouterr().err
+    for _ in range(2):
+        assert cli.main(arguments) == 1
+        assert "where is PostgreSQL? Add --url" in capsys.readouterr().err
+        monkeypatch.setenv("COMMANDBUS_URL", "")
     monkeypatch.setenv("COMMANDBUS_URL", f"{url}&password=hunter2")
     assert cli.main(arguments) == 0
     assert cli.main([*arguments, "--url", "postgresql://u:hunter2@h/d"]) == 1
