@@ -112,10 +112,12 @@ class EmbeddedPostgres:
             base.parent.mkdir(parents=True, exist_ok=True)
             unnamed = Path(tempfile.mkdtemp(dir=base.parent))
             unnamed.chmod(mode)
+            # Not empty: an empty folder would be replaced by that of another process, which may just be used.
+            (unnamed / self.home.name).mkdir(mode)
             try:
                 unnamed.rename(base)
             except OSError:  # another process was first
-                unnamed.rmdir()
+                shutil.rmtree(unnamed)
         if base.is_symlink() or base.stat().st_uid != os.getuid():
             raise EmbeddedPostgresError(
                 f"{base} is not a folder of your own; remove it or set COMMANDBUS_POSTGRES_HOME to another folder"

@@ -65,6 +65,23 @@ def test_many_can_make_its_folder_at_once(home: Path) -> None:
     assert len(list(home.iterdir())) == 50
 
 
+def test_its_folder_is_never_replaced_by_that_of_another_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = home / "base"
+    rename = Path.rename
+    first: list[int] = []
+
+    def second(folder: Path, target: Path) -> Path:
+        """Another process is a moment earlier, and has not gone on yet."""
+        rename(Path(shutil.copytree(folder, home / "of another process")), target)
+        first.append(base.stat().st_ino)
+        return rename(folder, target)
+
+    monkeypatch.setattr(Path, "rename", second)
+    EmbeddedPostgres(base / "home")._make_home()
+    assert first == [base.stat().st_ino]
+    assert [found.name for found in home.iterdir()] == ["base"]
+
+
 def test_it_can_be_restarted(home: Path) -> None:
     with EmbeddedPostgres(home) as server:
         with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
