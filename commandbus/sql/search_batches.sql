@@ -57,7 +57,7 @@ BEGIN
                      k(domain, status, ordinal)
                 CROSS JOIN LATERAL (
                     SELECT b.batch_id, b.domain, b.status, b.name, b.created_at FROM public.command_bus_batch b
-                    WHERE %1$s AND b.created_at >= $3 AND b.created_at <= $4
+                    WHERE %1$s
                     ORDER BY b.created_at %2$s
                     FETCH FIRST $5 ROWS WITH TIES
                 ) AS m
@@ -87,9 +87,12 @@ BEGIN
                    array_agg(c.created_at ORDER BY c.created_at %2$s), (SELECT r.at FROM reached r)
             FROM chosen c
         $query$,
-        CASE WHEN search_batches.among IS NOT NULL THEN 'b.batch_id = ANY ($7) AND b.domain IS NOT DISTINCT FROM k.domain'
-             WHEN search_batches.status IS NOT NULL THEN 'b.domain = k.domain AND b.status = k.status'
-             ELSE 'b.domain = k.domain' END,
+        -- Those of known ids are looked up by these: what is said of them here is of use to no other index.
+        CASE WHEN search_batches.among IS NOT NULL
+             THEN 'b.batch_id = ANY ($7) AND b.domain IS NOT DISTINCT FROM k.domain'
+                  ' AND (b.created_at BETWEEN $3 AND $4) IS TRUE'
+             ELSE 'b.domain = k.domain AND b.created_at BETWEEN $3 AND $4'
+                  || CASE WHEN search_batches.status IS NULL THEN '' ELSE ' AND b.status = k.status' END END,
         CASE WHEN search_batches.oldest_first THEN 'ASC' ELSE 'DESC' END)
     INTO matching, _times, _reached
     USING _domains, CASE WHEN search_batches.among IS NULL THEN _statuses ELSE ARRAY['any'] END, _from, _until, _share,

@@ -306,6 +306,18 @@ def test_the_few_that_failed_of_many_are_found_by_reading_few() -> None:
     assert rows_read("command_bus_command") - before < 20
 
 
+def test_a_type_is_found_without_reading_the_others() -> None:
+    for number in range(3):
+        send_many("orders", f"Type{number}", 1000)
+    before = rows_read("command_bus_command")
+    assert len(found(Search(command_types=("Type1",)), at_most=10)) == 10
+    assert found(Search(command_types=("Nothing",))) == []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT array_agg(command_type) FROM commandbus.types_of(ARRAY['orders'])")
+        assert cursor.fetchone() == (["Type0", "Type1", "Type2"],)
+    assert rows_read("command_bus_command") - before < 1100
+
+
 def test_the_last_of_a_batch_that_wait_are_found_behind_all_that_have_ended() -> None:
     batch_id = make(30)
     waiting = of(batch_id, "PENDING")[-1]
