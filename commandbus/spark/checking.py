@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType, StructType
 
 from commandbus.exceptions import ConfigurationError, InvalidCommandError
+from commandbus.spark.lineage import unstable_functions
 
 UUID_PATTERN = "(?i)^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 CONTENT = ("command_type", "command_id", "key", "data")
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
-TIMES = {"current_timestamp", "now", "current_date", "localtimestamp", "current_time", "unix_timestamp"}
 
 
 def count_rows(df: DataFrame, *, all_right: bool) -> int:
@@ -60,6 +57,8 @@ def _problem(schema: StructType) -> Column:
         ]
     if "key" in names:
         rules.append((F.col("key").isNull(), "its key is null"))
+        if isinstance(schema["key"].dataType, StringType):
+            rules.append((F.col("key") == "", "its key is empty"))
     rules.append((F.col("data").isNull(), "it has no data; use {} if there are none"))
     if isinstance(schema["data"].dataType, StringType):
         rules.append((F.get_json_object("data", "$").isNull(), "its data cannot be read as JSON"))
@@ -86,64 +85,10 @@ def require_stable(df: DataFrame) -> None:
     """
     if not hasattr(df, "_jdf"):
         return  # Spark Connect does not show its plans
-    content = df.select(*[name for name in CONTENT if name in df.columns])
-    # Optimised, what nobody asks for is gone: a random delay is nobody's harm.
-    names = _unstable(content._jdf.queryExecution().optimizedPlan())
-    names += _times(content._jdf.queryExecution().analyzed())
+    names = unstable_functions(df.select(*[name for name in CONTENT if name in df.columns]))
     if names:
         raise ConfigurationError(
             f"command_id, key, command_type and data must be the same whenever they are computed, and {names[0]}() is "
             f"not: a repeated task would send other commands; derive the ids from what the rows hold, for example with "
             f"commandbus.spark.derived_id"
         )
-
-
-def _unstable(plan: Any) -> list[str]:
-    if plan.deterministic():
-        return []
-    return [expression.prettyName() for expression in _expressions(plan) if not expression.deterministic()][-1:]
-
-
-def _times(plan: Any) -> list[str]:
-    """Functions of the time that the columns of a plan follow from. (A filter by date is nobody's harm.)"""
-    aliases: dict[int, Any] = {}
-    for expression in _expressions(plan):
-        if _class(expression) == "Alias":
-            aliases.setdefault(expression.exprId().id(), expression)
-    wanted = [attribute.exprId().id() for attribute in _items(plan.output())]
-    seen: set[int] = set()
-    names: list[str] = []
-    while wanted:
-        number = wanted.pop()
-        if number in seen or number not in aliases:
-            continue
-        seen.add(number)
-        for inner in _tree(aliases[number]):
-            if _class(inner) == "AttributeReference":
-                wanted.append(inner.exprId().id())
-            elif inner.prettyName() in TIMES:
-                names.append(inner.prettyName())
-    return names
-
-
-def _class(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _expressions(plan: Any) -> Iterator[Any]:
-    """Of a plan and all below it, with their parts; the outer ones first."""
-    for node in _tree(plan):
-        for expression in _items(node.expressions()):
-            yield from _tree(expression)
-
-
-def _tree(node: Any) -> Iterator[Any]:
-    yield node
-    for child in _items(node.children()):
-        yield from _tree(child)
-
-
-def _items(sequence: Any) -> Iterator[Any]:
-    """Of a sequence of Scala's."""
-    for number in range(sequence.size()):
-        yield sequence.apply(number)

@@ -17,11 +17,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from commandbus import ConfigurationError, InvalidCommandError, UnknownDomainError, send_command
 from commandbus import spark as bus
-from commandbus.exceptions import UnreachableError
+from commandbus.exceptions import SparkJobRefusedError, UnreachableError
 from commandbus.ids import derived_id
 from commandbus.models import Command, SparkJob
 from commandbus.spark import Job, reader, send
 from commandbus.spark.checking import count_rows
+from commandbus.spark.connection import Session
+from commandbus.spark.jobs import find_job
 from commandbus.spark.options import WriteOptions
 from commandbus.spark.sending import text_of
 from commandbus.spark.writer import CommandWriter
@@ -131,6 +133,19 @@ def test_send_answers_what_became_of_the_rows(spark: SparkSession, url: str) -> 
     assert Command.objects.filter(batch_id=job.batch_id).count() == 9
 
 
+def test_send_does_not_take_the_run_of_somebody_else_for_its_own(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(session: Session, job_id: str) -> Job | None:
+        if find_job(session, job_id) is not None:
+            session.call("SELECT commandbus.open_spark_job(%s, 'orders')", [job_id])
+        return find_job(session, job_id)
+
+    monkeypatch.setattr("commandbus.spark.sending.find_job", late)
+    with pytest.raises(SparkJobRefusedError, match="somebody else has begun job 'job' at the same time"):
+        send(frame(spark), url=url, domain="orders", job_id="job")
+
+
 def test_send_shows_the_job_while_it_runs(spark: SparkSession, url: str) -> None:
     seen: list[Job] = []
     send(slow(frame(spark)), url=url, domain="orders", job_id="job", show=seen.append)
@@ -214,6 +229,44 @@ def test_data_that_change_with_the_time_are_refused(spark: SparkSession, url: st
     later = frame(spark).drop("data").withColumn("at", F.current_timestamp())
     with pytest.raises(ConfigurationError, match=r"current_timestamp\(\) is not"):
         send(later.selectExpr("command_type", "key", "struct(at) AS data"), url=url, domain="orders")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 'a' AS key FROM n UNION ALL SELECT cast(now() AS string) FROM n",
+        "SELECT at AS key FROM n LATERAL VIEW explode(array(cast(now() AS string))) AS at",
+        "SELECT (SELECT cast(max(now()) AS string) FROM n) AS key FROM n",
+        "SELECT cast(id IN (SELECT id FROM n WHERE now() > '2020-01-01') AS string) AS key FROM n",
+        "WITH t AS (SELECT id, cast(now() AS string) AS at FROM n) SELECT b.at AS key FROM t JOIN t AS b USING (id)",
+        "SELECT x.at AS key FROM n, LATERAL (SELECT concat(n.id, now()) AS at) AS x",
+        "SELECT cast(now() AS string) AS key FROM n GROUP BY CUBE(id)",
+    ],
+)
+def test_the_time_is_found_wherever_a_column_comes_from(spark: SparkSession, url: str, query: str) -> None:
+    spark.range(3).createOrReplaceTempView("n")
+    df = spark.sql(query).selectExpr("'PlaceOrder' AS command_type", "key", "'{}' AS data")
+    with pytest.raises(ConfigurationError, match=r"now\(\) is not"):
+        send(df, url=url, domain="orders")
+
+
+def test_random_ids_are_found_behind_a_cache(spark: SparkSession, url: str) -> None:
+    """Another session would not have it."""
+    df = frame(spark).drop("key").withColumn("command_id", F.expr("uuid()")).cache()
+    assert df.count() == 10
+    with pytest.raises(ConfigurationError, match=r"uuid\(\) is not"):
+        send(df, url=url, domain="orders")
+
+
+def test_the_time_of_a_column_and_a_delay_until_then_are_right(spark: SparkSession, url: str) -> None:
+    at = frame(spark).withColumn("at", F.timestamp_seconds(F.col("key").cast("int")))
+    df = at.selectExpr(
+        "command_type",
+        "key",
+        "struct(unix_timestamp(at) AS at) AS data",
+        "greatest(0, unix_timestamp(at) - unix_timestamp()) AS delay",
+    )
+    assert send(df.cache(), url=url, domain="orders").sent == 10
 
 
 def test_a_random_delay_and_a_filter_by_date_are_nobodys_harm(spark: SparkSession, url: str) -> None:
