@@ -84,10 +84,16 @@ def parameters_of(url: str) -> dict[str, str]:
 
 
 def _is_place(parameters: Parameters) -> bool:
-    """Not so, where a password has an @ or a / that is not escaped: then a part of it stands here."""
+    """Not so, where a part of a password stands elsewhere, and would be repeated when nothing is found there.
+
+    It does, where it has an @ or a / that is not escaped, or where parameters are separated by semicolons.
+    """
     hosts = [host[1:] for host in parameters.get("host", "").split(",")]  # one in the file system may begin with @
     is_port = re.fullmatch(r"[\d,]*", parameters.get("port", "")) is not None
-    return is_port and not any("@" in name for name in (*hosts, parameters.get("dbname", "")))
+    names = (*hosts, parameters.get("dbname", ""))
+    has_more = any(re.search("[;=]", name) for name in (*names, parameters.get("user", "")))
+    others = [value for name, value in parameters.items() if name != "password"]
+    return is_port and not has_more and not any("@" in name for name in names) and not any(";" in one for one in others)
 
 
 def resolved(url: str, patience: float = 0) -> dict[str, str]:
@@ -159,6 +165,8 @@ class Session:
             cursor = self._connection.cursor(binary=True)
             if however_long:
                 cursor.execute("SET LOCAL statement_timeout = 0")
+                # If we vanish without a word, nobody waits for our locks until PostgreSQL's machine has noticed.
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'")
                 if self._connection.info.server_version >= 170000:
                     cursor.execute("SET LOCAL transaction_timeout = 0")
             return cursor.execute(query.encode(), arguments).fetchall()

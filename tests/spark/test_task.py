@@ -306,6 +306,11 @@ def test_a_database_without_commandbus_is_named(url: str) -> None:
         "jdbc:postgresql://u:hunter2@h/db",
         "postgresql://u:hunter2@/db?host=/nowhere",
         "postgresql://postgres:/hunter2@db/prod",
+        "host=127.0.0.1;password=hunter2;dbname=d",
+        "postgresql://u@h.invalid;password=hunter2/d",
+        "host=/nowhere user=u;password=hunter2",
+        "host=/nowhere dbname=d;password=hunter2",
+        "host=/nowhere sslmode=require;password=hunter2",
     ],
 )
 def test_no_error_repeats_a_password(bad: str) -> None:
@@ -322,6 +327,13 @@ def test_a_pickled_writer_shows_no_password(url: str) -> None:
 def test_the_password_of_the_driver_travels_to_the_executors(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     assert resolved(url)["password"] == "hunter2"
+
+
+def test_who_vanishes_in_a_long_transaction_keeps_its_locks_for_a_minute(url: str) -> None:
+    """A machine that has lost its power says nothing; all others would wait for it."""
+    with Session(parameters_of(url), patience=0) as session:
+        query = "SELECT current_setting('idle_in_transaction_session_timeout')"
+        assert session.call(query, [], however_long=True) == [("1min",)]
 
 
 def test_a_statement_that_takes_too_long_is_named_with_a_remedy(url: str) -> None:
@@ -355,7 +367,7 @@ def test_ids_follow_from_keys(url: str) -> None:
 def test_a_key_that_is_null_is_no_id(url: str) -> None:
     job = writer(url, "command_type string, key array<string>, data string")
     rows = [{"command_type": "PlaceOrder", "key": ["a", None], "data": "{}"}]
-    with pytest.raises(InvalidCommandError, match="its key is null, or a part of it"):
+    with pytest.raises(InvalidCommandError, match="its key is empty, or a part of it null"):
         job.write(batches(rows))
 
 
@@ -498,7 +510,7 @@ def test_a_type_is_given_once() -> None:
         ({"customData": "{}"}, "the option customData needs a batch; add the option batchName"),
         ({"batchName": "b", "customData": "["}, "the option customData is not JSON"),
         ({"batchName": "b", "customData": "[]"}, "the option customData must be a JSON object"),
-        ({"batchName": "b", "onCompleteData": "{}"}, "the option onCompleteData needs onCompleteType"),
+        ({"batchName": "b", "onCompleteData": "{}"}, "the option onCompleteData needs the option onCompleteType"),
     ],
 )
 def test_wrong_options_are_named(changes: dict[str, str], message: str) -> None:
