@@ -31,8 +31,8 @@ def arguments(folder: Path, run_id: UUID) -> list[str]:
         writer.writerows((f"{run_id}/{number}", "DE-1", "0.10", run_id) for number in range(ROWS))
     return [
         *("commandbus_spark", "send", "--domain", "payments", str(path), "--sql", QUERY),
-        *("--batch", NAME, "--on-complete-type", "SendSummary", "--master", "local[1]"),
-        *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"),
+        *("--job-id", f"payouts-{run_id}", "--batch", NAME, "--on-complete-type", "SendSummary"),
+        *("--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"),
     ]
 
 

@@ -109,7 +109,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "duplicate_count",
-                    models.BigIntegerField(db_default=0, help_text="Rows whose command somebody had sent before"),
+                    models.BigIntegerField(
+                        db_default=0, help_text="Rows whose command was sent before, or stands there twice"
+                    ),
                 ),
                 ("rejected_count", models.BigIntegerField(db_default=0, help_text="Rows that were set aside")),
                 ("error", models.TextField(help_text="Why it has failed, or what a task of it has met", null=True)),

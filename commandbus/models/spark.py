@@ -31,7 +31,9 @@ class SparkJob(models.Model):
     row_count = models.BigIntegerField(db_default=0, help_text="Rows of the DataFrame, or of the stream so far")
     sent_count = models.BigIntegerField(db_default=0)
     sent_before = models.BigIntegerField(db_default=0, help_text="How many of these were sent by earlier runs")
-    duplicate_count = models.BigIntegerField(db_default=0, help_text="Rows whose command somebody had sent before")
+    duplicate_count = models.BigIntegerField(
+        db_default=0, help_text="Rows whose command was sent before, or stands there twice"
+    )
     rejected_count = models.BigIntegerField(db_default=0, help_text="Rows that were set aside")
     error = models.TextField(null=True, help_text="Why it has failed, or what a task of it has met")
     created_at = models.DateTimeField(db_default=Now())

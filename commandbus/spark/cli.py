@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commandbus.exceptions import CommandBusError, ConfigurationError
+from commandbus.spark.packages import check_packages
 from commandbus.text import plain
 
 URL = "COMMANDBUS_URL"
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packing.add_argument("folder", type=Path)
     options = vars(parser.parse_args(arguments))
     try:
+        check_packages()
         return _package(options["folder"]) if options["action"] == "package" else send(options, _url(options["url"]))
     except CommandBusError as error:
         sys.stderr.write(f"{plain(str(error))}\n")
@@ -51,7 +52,7 @@ def add_send_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--no-check", action="store_true", help="do not count and check the rows before they are sent")
     job = parser.add_argument_group("the job")
     job.add_argument("--job-id", help="to use it again goes on with the job (follows from the files)")
-    job.add_argument("--batch", metavar="NAME", help="make a batch of the commands")
+    job.add_argument("--batch", metavar="NAME", help="make a batch of the commands; needs --job-id")
     job.add_argument("--custom-data", metavar="JSON", help="kept with the batch")
     job.add_argument("--on-complete-type", metavar="TYPE", help="send a command of this type when the batch completes")
     job.add_argument("--on-complete-data", metavar="JSON", help="its data ({}); it gets a summary of the batch, too")
@@ -67,8 +68,6 @@ def add_send_arguments(parser: argparse.ArgumentParser) -> None:
 
 def send(options: dict[str, Any], url: str, out: Any = None, err: Any = None) -> int:
     """What the arguments of `add_send_arguments` ask for."""
-    from commandbus.spark.packages import check_packages
-
     check_packages()
     from commandbus.spark.mapping import Input
     from commandbus.spark.running import SendJob, run
@@ -93,9 +92,9 @@ def send(options: dict[str, Any], url: str, out: Any = None, err: Any = None) ->
         options={
             "job_id": options["job_id"],
             "batch_name": options["batch"],
-            "custom_data": _object("--custom-data", options["custom_data"]),
+            "custom_data": options["custom_data"],
             "on_complete_type": options["on_complete_type"],
-            "on_complete_data": _object("--on-complete-data", options["on_complete_data"]),
+            "on_complete_data": options["on_complete_data"],
             "on_invalid": on_invalid,
             "atomic": options["atomic"],
             "chunk_rows": options["chunk_rows"],
@@ -154,13 +153,3 @@ def _text(given: str | None) -> str | None:
         return Path(given[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--sql {given} cannot be read: {error}") from error
-
-
-def _object(option: str, text: str | None) -> dict[str, Any] | None:
-    try:
-        value = None if text is None else json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{option} is not JSON: {error}") from None
-    if value is not None and not isinstance(value, dict):
-        raise ConfigurationError(f"{option} must be a JSON object, not {text!r:.100}")
-    return value

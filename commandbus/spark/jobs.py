@@ -26,7 +26,7 @@ class Job:
     sent_before: int
     """How many of these were sent by earlier runs."""
     duplicate: int
-    """Rows whose command somebody had sent before."""
+    """Rows whose command was sent before, or stands there twice."""
     rejected: int
     handled_rows: int
     error: str | None
@@ -81,7 +81,7 @@ def close_job(session: Session, job_id: str, run: int, rows: int, rejected: int,
     )
 
 
-def fail_job(session: Session, job_id: str, run: int, error: str) -> None:
+def fail_job(session: Session, job_id: str, run: int, error: str | None) -> None:
     session.call("SELECT commandbus.fail_spark_job(%s, %s, %s)", [job_id, run, error], however_long=True)
 
 

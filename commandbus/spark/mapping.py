@@ -46,7 +46,8 @@ SHOWN = 60
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 NOT_UTF8: dict[Format, str] = {
     "csv": "it is not UTF-8; say what it is: --option encoding=ISO-8859-1, for example",
-    "json": "it is not UTF-8; convert it: iconv -f ISO-8859-1 -t UTF-8, for example",
+    "json": "it is not UTF-8; convert it: iconv -f ISO-8859-1 -t UTF-8, for example (or it holds U+FFFD, which stands "
+    "for what was lost before; remove it)",
 }
 UNREADABLE = "the line cannot be read; a line of CSV has as many cells as the header, one of JSON is an object"
 VIEW = "input"
@@ -260,9 +261,7 @@ def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
         if missing is not None:
             raise ConfigurationError(f"there is no column {missing!r}, which --id-from names; there are {data_columns}")
         key = {name: F.col(_quoted(name)) for name in source.id_from}
-        some = F.concat_ws("", *[column.cast("string") for column in key.values()]) != ""
-        by_key = F.when(some, derived_id(domain, kind, *key.values()))  # no id of cells that are all empty
-        columns["command_id"] = cast(Column, _first(said.get("command_id"), by_key))
+        columns["command_id"] = cast(Column, _first(said.get("command_id"), _id_by(domain, kind, key)))
     if "command_id" not in columns:
         raise ConfigurationError(
             "there is no column command_id, and without ids a second run would send every command twice; name the "
@@ -273,6 +272,12 @@ def _by_names(rows: DataFrame, source: Input, domain: str) -> DataFrame:
     content = F.struct(*[F.col(_quoted(name)) for name in data_columns])
     # Text only, so that Spark writes it as we do; and a line that cannot be read has a place in it.
     return _marked(rows, columns, F.to_json(content, {"ignoreNullFields": "false"}) if is_csv else content, key)
+
+
+def _id_by(domain: str, command_type: Column, key: Mapping[str, Column]) -> Column:
+    """None of cells that are all empty: they say nothing, and all such rows would be one command."""
+    some = F.concat_ws("", *[column.cast("string") for column in key.values()]) != ""
+    return F.when(some, derived_id(domain, command_type, *key.values()))
 
 
 def _said(name: str, is_csv: bool) -> Column:
@@ -330,7 +335,7 @@ def _mapped(rows: DataFrame, mapping: Mapping[str, Any], domain: str) -> DataFra
             raise ConfigurationError("the mapping file has a key and no command_type, which the id follows from, too")
         parts = mapping["key"] if isinstance(mapping["key"], list) else [mapping["key"]]
         key = {str(part): _expression(rows, "key", part) for part in parts}
-        columns["command_id"] = derived_id(domain, columns["command_type"], *key.values())
+        columns["command_id"] = _id_by(domain, columns["command_type"], key)
     data = mapping.get("data", {name: _quoted(name) for name in rows.columns if name not in OWN})
     if isinstance(data, dict):
         content = F.struct(*[_expression(rows, f"data.{name}", text).alias(name) for name, text in data.items()])

@@ -17,6 +17,7 @@ OnInvalid = Literal["fail", "reject"]
 JOBS = UUID("b2a7a7a0-6a1c-5b6e-9a53-3f3f0f1c7d11")
 """The namespace of the ids that follow from a job's."""
 LONGEST_PATIENCE = 24 * 3600.0
+LONGEST_NAME = 255
 
 OF_A_BATCH = ("batchName", "customData", "onCompleteType", "onCompleteData")
 WRITING = (
@@ -77,7 +78,7 @@ class WriteOptions:
             url=required(given, "url", "postgresql://user@host:5432/database"),
             domain=domain,
             job_id=job_id,
-            command_type=given.get("commandType"),
+            command_type=None if "commandType" not in given else _name(given, "commandType"),
             on_invalid=_on_invalid(given.get("onInvalid", "fail")),
             atomic=_boolean("atomic", given.get("atomic", "false")),
             batch=_batch(given, domain, job_id or ""),
@@ -124,11 +125,9 @@ def _batch(given: Mapping[str, str], domain: str, job_id: str) -> BatchOptions |
     custom_data = given.get("customData")
     if custom_data is not None:
         _object("customData", custom_data)
-    if not given["batchName"]:
-        raise ConfigurationError("the option batchName is empty; name the batch, or leave it out")
     return BatchOptions(
         batch_id=batch_id_of(domain, job_id),
-        name=given["batchName"],
+        name=_name(given, "batchName"),
         custom_data=custom_data,
         on_complete=_on_complete(given, domain, job_id),
     )
@@ -137,24 +136,42 @@ def _batch(given: Mapping[str, str], domain: str, job_id: str) -> BatchOptions |
 def _on_complete(given: Mapping[str, str], domain: str, job_id: str) -> str | None:
     if "onCompleteType" not in given:
         if "onCompleteData" in given:
-            raise ConfigurationError("the option onCompleteData needs onCompleteType: the type of the command")
+            raise ConfigurationError(
+                "the option onCompleteData needs the option onCompleteType: the type of the command"
+            )
         return None
+    data = _object("onCompleteData", given.get("onCompleteData", "{}"))
+    if "batch" in data:
+        raise ConfigurationError(
+            "the option onCompleteData has a key batch, which holds a summary of the batch; use another"
+        )
     command = {
-        "command_type": given["onCompleteType"],
+        "command_type": _name(given, "onCompleteType"),
         "command_id": str(uuid5(JOBS, f"on_complete/{domain}/{job_id}")),
-        "data": _object("onCompleteData", given.get("onCompleteData", "{}")),
+        "data": data,
     }
     return json.dumps(command)
 
 
+def _name(given: Mapping[str, str], option: str) -> str:
+    if not 1 <= len(given[option]) <= LONGEST_NAME:
+        count = len(given[option])
+        raise ConfigurationError(f"the option {option} has {count} characters; 1 to {LONGEST_NAME} are allowed")
+    return given[option]
+
+
 def _object(name: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refused)
     except ValueError as error:
         raise ConfigurationError(f"the option {name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigurationError(f"the option {name} must be a JSON object, not {text!r:.100}")
     return value
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"there is {constant}, which only Python takes for JSON")
 
 
 def _on_invalid(text: str) -> OnInvalid:

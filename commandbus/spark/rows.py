@@ -216,8 +216,8 @@ class Rows:
         ids: list[str | None] = []
         for number, (key, command_type) in enumerate(zip(_values(column, problems), types, strict=True)):
             values = list(key.values()) if isinstance(key, dict) else key if isinstance(key, list) else [key]
-            if None in values or not values:
-                problems[number] = problems[number] or "its key is null, or a part of it; a command needs an id"
+            if None in values or set(values) <= {""}:
+                problems[number] = problems[number] or "its key is empty, or a part of it null; a command needs an id"
                 ids.append(None)
             elif command_type is None:
                 ids.append(None)  # that it has no type is said later

@@ -92,7 +92,7 @@ class _Run:
         """What is wrong without a look at the files. Spark takes its time to start, and longer to read them."""
         try:
             options = text_of({**self._job.options, "url": self._job.url, "domain": self._job.domain})
-            wanted = WriteOptions.of({**options, "jobId": self._job_id or "follows from the files"})
+            wanted = WriteOptions.of(options)
         except ConfigurationError as error:
             raise ConfigurationError(_in_the_shell(str(error))) from None
         with Session(resolved(wanted.url), patience=0) as session:
@@ -222,7 +222,6 @@ def _job_id_of(job: SendJob, df: DataFrame) -> str:
     files = [(name, *_stamp(name)) for name in sorted(df.inputFiles())]
     source = job.source
     mapping = None if source.mapping is None else Path(source.mapping).read_text(encoding="utf-8")
-    batch = job.options.get("batch_name")
     reading = [source.format, sorted(source.options.items()), source.command_type, list(source.id_from), source.sql]
-    what = [job.domain, files, reading, mapping, batch]
+    what = [job.domain, files, reading, mapping]
     return f"send-{uuid5(JOBS, json.dumps(what))}"

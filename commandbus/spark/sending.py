@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 
 from commandbus import exceptions
-from commandbus.exceptions import CommandBusError, ConfigurationError
+from commandbus.exceptions import CommandBusError, ConfigurationError, SparkJobRefusedError
 from commandbus.spark.checking import count_rows, require_stable
 from commandbus.spark.connection import Session, resolved
 from commandbus.spark.jobs import Job, find_job
@@ -37,7 +37,8 @@ def send(df: DataFrame, *, show: Show | None = None, **options: object) -> Job:
     job_id = wanted.job_id or ""
     with Session(parameters, patience=wanted.retry_seconds) as session:
         earlier = find_job(session, job_id)
-    watch = Watch(parameters, job_id, show or (lambda job: None), after_run=0 if earlier is None else earlier.run)
+    last_run = 0 if earlier is None else earlier.run
+    watch = Watch(parameters, job_id, show or (lambda job: None), after_run=last_run)
     try:
         with watch:
             df.write.format("commandbus").mode("append").options(**{**given, "jobId": job_id}).save()
@@ -47,6 +48,11 @@ def send(df: DataFrame, *, show: Show | None = None, **options: object) -> Job:
         job = find_job(session, job_id)
     if job is None:
         raise CommandBusError(f"job {job_id!r} was pruned as soon as it had ended")
+    if job.run != last_run + 1 or job.status != "COMPLETED":
+        raise SparkJobRefusedError(
+            f"somebody else has begun job {job_id!r} at the same time, so nobody knows what became of this run; look "
+            f"after the other one, or begin it again when that has ended"
+        )
     return job
 
 

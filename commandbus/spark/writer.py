@@ -45,8 +45,8 @@ class CommandWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What was sent stays; to run the job again completes it. If PostgreSQL is away, nobody is told."""
         with self._target.session(self._fence.job_id) as session:
-            self._fail(session, "Spark has given up: its own log says why")
+            self._fail(session)
 
-    def _fail(self, session: Session, error: str) -> None:
+    def _fail(self, session: Session, error: str | None = None) -> None:
         with suppress(CommandBusError):
             fail_job(session, self._fence.job_id, self._fence.run, error)

@@ -155,7 +155,7 @@ END;
 $function$;
 
 -- Ends a run of a job that cannot go on. What it has sent stays sent, and its batch stays open: to begin it again completes
--- both. `error`: why, unless a task has said so. Answers whether it was running.
+-- both. `error`: why; if that is not known, what a task has said. Answers whether it was running.
 CREATE OR REPLACE FUNCTION commandbus.fail_spark_job(job_id text, run integer, error text)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -173,7 +173,8 @@ BEGIN
     DELETE FROM public.command_bus_spark_staged s WHERE s.job_id = fail_spark_job.job_id;
     PERFORM commandbus.fold_spark_job(fail_spark_job.job_id);
     UPDATE public.command_bus_spark_job j
-    SET status = 'FAILED', error = coalesce(j.error, left(fail_spark_job.error, 10000)), ended_at = clock_timestamp()
+    SET status = 'FAILED', ended_at = clock_timestamp(),
+        error = coalesce(left(fail_spark_job.error, 10000), j.error, 'Spark has given up: its own log says why')
     WHERE j.job_id = fail_spark_job.job_id;
     RETURN true;
 END;

@@ -210,7 +210,7 @@ def test_the_page_of_a_job_that_has_ended_shows_all_that_is_known(admin_client: 
     assert "Rows 4 " in text
     assert "so far" not in text
     assert "Sent 2 1 of them by earlier runs" in text
-    assert "Duplicate 1 were sent before" in text
+    assert "Duplicate 1 were sent before, or stand there twice" in text
     assert "Rejected 1 were set aside" in text
     assert "1 of 1, in no particular order" in text
     assert "Run 2 first begun" in text

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from pyspark.sql import SparkSession
 
-from commandbus import ConfigurationError, get_batch
+from commandbus import ConfigurationError, get_batch, list_batches
 from commandbus.ids import derived_id
 from commandbus.models import Command, SparkJob
 from commandbus.shell.spark import url_of
@@ -27,12 +27,13 @@ from tests.spark.shell import CSV, payloads, send
 
 def test_a_csv_file_is_sent_as_a_batch_and_ends_with_a_table(spark: SparkSession, url: str, csv: str) -> None:
     arguments = [csv, "--type", "PlaceOrder", "--id-from", "invoice", "--batch", "Payouts", "--custom-data", '{"a": 1}']
-    code, out, err = send(*arguments, "--on-complete-type", "Summarize", "--on-complete-data", '{"to": "x"}')
+    on_complete = ("--on-complete-type", "Summarize", "--on-complete-data", '{"to": "x"}')
+    code, out, err = send(*arguments, *on_complete, "--job-id", "may")
     assert code == 0, err
     assert [line.split() for line in out.splitlines()[:3]] == [["sent", "2"], ["duplicate", "0"], ["rejected", "0"]]
     job = SparkJob.objects.get()
     assert out.splitlines()[-1] == f"batch {job.batch_id}"
-    assert err.splitlines()[0] == f"job {job.job_id}, 1 file"
+    assert err.splitlines()[0] == "job may, 1 file"
     assert payloads() == {
         derived_id("orders", "PlaceOrder", ["2026-1"]): {"invoice": "2026-1", "account": "DE-1", "amount": "10.00"},
         derived_id("orders", "PlaceOrder", ["2026-2"]): {"invoice": "2026-2", "account": 'D"E', "amount": ""},
@@ -46,7 +47,7 @@ def test_a_csv_file_is_sent_as_a_batch_and_ends_with_a_table(spark: SparkSession
 
 
 def test_the_same_command_again_goes_on_with_its_job(spark: SparkSession, url: str, csv: str) -> None:
-    arguments = (csv, "--type", "PlaceOrder", "--id-from", "invoice", "--batch", "Payouts")
+    arguments = (csv, "--type", "PlaceOrder", "--id-from", "invoice")
     send(*arguments)
     code, out, _ = send(*arguments)
     assert code == 0
@@ -80,11 +81,24 @@ def test_what_can_be_known_is_said_before_spark_starts(
 
 
 def test_a_changed_file_is_another_job(spark: SparkSession, url: str, csv: str) -> None:
-    arguments = (csv, "--type", "PlaceOrder", "--id-from", "invoice", "--batch", "Payouts")
+    arguments = (csv, "--type", "PlaceOrder", "--id-from", "invoice")
     send(*arguments)
     Path(csv).write_text(CSV + "2026-3,DE-1,1,\n")
     _, out, _ = send(*arguments)
     assert [line.split() for line in out.splitlines()[:2]] == [["sent", "1"], ["duplicate", "2"]]
+
+
+def test_a_corrected_file_completes_the_batch_that_it_has_begun(spark: SparkSession, url: str, csv: str) -> None:
+    lines = ["invoice,reply_to\n", *(f"{number}, \n".replace(" ", "") for number in range(20))]
+    Path(csv).write_text("".join(lines) + "20,nowhere\n")
+    arguments = [csv, "--type", "PlaceOrder", "--id-from", "invoice", "--batch", "May", "--job-id", "may"]
+    with pytest.raises(CommandError, match=r"there is no reply queue 'nowhere'.*\(job may\)"):
+        send(*arguments, "--chunk-rows", "1")
+    assert 0 < Command.objects.count() < 21
+    Path(csv).write_text("".join(lines) + "20,\n")
+    assert send(*arguments)[0] == 0
+    [batch] = list_batches("orders")
+    assert (batch.total_count, batch.is_open) == (21, False)
 
 
 def test_lines_that_cannot_be_read_are_kept_in_a_folder(
@@ -178,6 +192,21 @@ def test_a_mapping_file_says_what_each_column_is(spark: SparkSession, url: str, 
     assert payloads() == {derived_id("orders", "PlaceOrder", [7, "DE-1"]): {"account": "DE-1", "amount": "10"}}
 
 
+def test_rows_whose_key_is_empty_are_not_one_command(spark: SparkSession, url: str, csv: str, tmp_path: Path) -> None:
+    Path(csv).write_text("invoice,account\n,DE-1\n,DE-1\n1,DE-1\n")
+    mapping = tmp_path / "map.toml"
+    mapping.write_text("command_type = \"'PlaceOrder'\"\nkey = 'invoice'\n")
+    query = "SELECT 'PlaceOrder' AS command_type, {} AS key, struct(account) AS data FROM input"
+    for arguments, reason in (
+        (("--mapping", str(mapping)), "it has no command_id"),
+        (("--sql", query.format("invoice")), "its key is empty"),
+        (("--sql", query.format("array(invoice)")), "its key is empty"),
+    ):
+        with pytest.raises(CommandError, match=reason):
+            send(csv, *arguments)
+        assert not Command.objects.exists()
+
+
 def test_a_mapping_file_may_name_all_columns_or_a_text_of_json(
     spark: SparkSession, url: str, csv: str, tmp_path: Path
 ) -> None:
@@ -201,6 +230,9 @@ def test_a_query_says_it_all(spark: SparkSession, url: str, csv: str, tmp_path: 
         send(csv, "--sql", f"@{query}", "--job-id", "another")
 
 
+BATCH = ["CSV", "--type", "T", "--id-from", "invoice", "--job-id", "may", "--batch"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -216,15 +248,24 @@ def test_a_query_says_it_all(spark: SparkSession, url: str, csv: str, tmp_path: 
         (["CSV", "--sql", "SELEC 1"], "--sql: [PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'"),
         (["CSV", "--sql", ""], "--sql: [PARSE_EMPTY_STATEMENT]"),
         (["CSV", "--type", "T", "--id-from", "invoice", "--job-id", ""], "--job-id is empty"),
-        (["CSV", "--type", "T", "--id-from", "invoice", "--batch", ""], "--batch is empty; name the batch"),
+        ([*BATCH, ""], "--batch has 0 characters; 1 to 255 are allowed"),
+        ([*BATCH, "B" * 256], "--batch has 256 characters; 1 to 255 are allowed"),
+        (["CSV", "--type", "T", "--batch", "May"], "a batch needs --job-id: under the same id, a job that was stopped"),
+        ([*BATCH, "B", "--on-complete-type", "T" * 256], "--on-complete-type has 256 characters"),
+        ([*BATCH, "B", "--on-complete-data", "{}"], "--on-complete-data needs --on-complete-type"),
+        (
+            [*BATCH, "B", "--on-complete-type", "T", "--on-complete-data", '{"batch": 1}'],
+            "--on-complete-data has a key batch",
+        ),
         (["CSV", "--type", "T", "--on-complete-type", "X"], "--on-complete-type needs a batch; add --batch"),
         (["CSV", "--type", "T", "--chunk-rows", "0"], "--chunk-rows must be a number from 1 to 100,000, not '0'"),
         (["CSV", "--rejects", "/proc/x/y"], "--rejects /proc/x/y cannot be made"),
         (["CSV", "--master", "nonsense"], "there is no master 'nonsense'; it is local, local[2], local[*], spark://"),
         (["CSV", "--sql", "SELECT 1 AS x FROM input"], "there is a column 'x'; the columns are"),
         (["CSV", "--type", "T", "--option", "x"], "--option 'x' must be NAME=VALUE"),
-        (["CSV", "--type", "T", "--custom-data", "["], "--custom-data is not JSON"),
-        (["CSV", "--type", "T", "--custom-data", "[]"], "--custom-data must be a JSON object"),
+        ([*BATCH, "B", "--custom-data", "["], "--custom-data is not JSON"),
+        ([*BATCH, "B", "--custom-data", "[]"], "--custom-data must be a JSON object"),
+        ([*BATCH, "B", "--custom-data", '{"a": NaN}'], "--custom-data is not JSON: there is NaN"),
         (["CSV", "--rejects", "x", "--on-invalid", "fail"], "--rejects sets rows aside"),
         (["/nowhere/x.csv", "--type", "T"], "PATH_NOT_FOUND"),
         (["/nowhere/x"], "say what they hold: --format parquet, csv or json"),

@@ -223,6 +223,17 @@ def test_a_failed_job_keeps_what_it_has_sent_and_can_be_begun_again() -> None:
     assert begin(batch_id=BATCH) == 2
 
 
+def test_why_it_has_failed_is_said_by_who_knows() -> None:
+    """What a task has met counts only if the driver knows nothing: another attempt of the task may have done well."""
+    for error, told in (("some rows are lost", "some rows are lost"), (None, "no disk")):
+        run = begin()
+        call("note_spark_error", "job", run, "no disk")
+        call("fail_spark_job", "job", run, error)
+        assert SparkJob.objects.get().error == told
+    call("fail_spark_job", "job", begin(), None)
+    assert SparkJob.objects.get().error == "Spark has given up: its own log says why"
+
+
 def test_a_failed_run_cannot_be_closed() -> None:
     begin()
     call("fail_spark_job", "job", 1, "oops")

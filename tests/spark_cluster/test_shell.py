@@ -40,7 +40,8 @@ def payouts(spark: SparkSession, tmp_path: Path) -> str:
 def test_a_job_that_is_killed_half_way_is_completed_by_the_same_command(url: str, payouts: str) -> None:
     command = [
         *(sys.executable, "-m", "django", "commandbus_spark", "send", "--domain", "orders", payouts),
-        *("--format", "parquet", "--id-from", "invoice", "--batch", "Payouts", "--on-complete-type", "Summarize"),
+        *("--format", "parquet", "--id-from", "invoice", "--batch", "Payouts", "--job-id", "payouts"),
+        *("--on-complete-type", "Summarize"),
         *("--chunk-rows", "100", "--master", "local[1]", *options(*LOCAL)),
     ]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, start_new_session=True) as first:
