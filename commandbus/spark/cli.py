@@ -28,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packing.add_argument("folder", type=Path)
     options = vars(parser.parse_args(arguments))
     try:
+        if options["action"] == "package":
+            return _package(options["folder"])
         check_packages()
-        return _package(options["folder"]) if options["action"] == "package" else send(options, _url(options["url"]))
+        return send(options, _url(options["url"]))
     except CommandBusError as error:
         sys.stderr.write(f"{plain(str(error))}\n")
         return 1

@@ -86,7 +86,7 @@ def test_the_java_of_pypi_starts_without_the_option_that_it_does_not_know(
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow", "psycopg"])
 def test_a_missing_package_is_named_with_its_extra(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"{name} cannot be imported .* pip install \"commandbus\[spark\]\""):
@@ -96,6 +96,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setenv("COMMANDBUS_URL", "postgresql:///x")
     assert cli.main(["send", "x.csv", "--domain", "orders"]) == 1
     assert f"{name} cannot be imported" in capsys.readouterr().err
+    assert cli.main(["package", str(tmp_path)]) == 0  # for another machine
 
 
 def test_a_spark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
