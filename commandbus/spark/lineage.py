@@ -18,7 +18,12 @@ def unstable_functions(df: DataFrame) -> list[str]:
     analyzed = df._jdf.queryExecution().analyzed()
     # Optimised, what nobody asks for is gone: a random delay is nobody's harm. And anew, for the plan that is optimised
     # already has what is cached, which another session does not have.
-    return _random(session.sessionState().optimizer().execute(analyzed)) + _times(analyzed)
+    names = _random(session.sessionState().optimizer().execute(analyzed))
+    java: Any = df.sparkSession._jvm
+    time = java.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
+    if analyzed.containsPattern(time):  # seldom, and to follow the columns takes a second
+        names += _times(analyzed)
+    return names
 
 
 def _random(plan: Any) -> list[str]:
