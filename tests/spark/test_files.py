@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from commandbus import ConfigurationError, get_batch, list_batches
 from commandbus.ids import derived_id
+from commandbus.management.commands import commandbus_spark
 from commandbus.models import Command, SparkJob
 from commandbus.shell.spark import url_of
 from commandbus.spark import cli
@@ -310,6 +311,14 @@ def test_beside_data_there_is_nothing_else(spark: SparkSession, url: str, tmp_pa
 def test_an_unknown_domain_is_named_before_spark_starts(url: str, csv: str) -> None:
     with pytest.raises(CommandError, match="domain 'paymnts' is not registered"):
         send(csv, domain="paymnts")
+
+
+def test_an_error_is_a_line_of_its_own(url: str, csv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        commandbus_spark.Command().run_from_argv(["manage.py", "commandbus_spark", "send", csv, "--domain", "paymnts"])
+    told = capsys.readouterr().err
+    assert told.startswith("CommandError: domain 'paymnts' is not registered")
+    assert told.endswith("\n")
 
 
 def test_without_django_the_url_comes_from_an_argument_or_the_environment(

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandParser, OutputWrapper
 
 from commandbus.shell import arguments
 from commandbus.shell.spark import url_of
@@ -18,10 +20,18 @@ class Command(BaseCommand):
         cli.add_send_arguments(action("send", cli.SEND))
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for stream in (self.stdout, self.stderr):  # a bar has no line end, and is no error
-            stream.ending = ""
-            stream.style_func = None
-        with arguments.plain_errors():
+        with _unchanged(self.stdout), _unchanged(self.stderr), arguments.plain_errors():
             code = cli.send(options, url_of(options["domain"]), self.stdout, self.stderr)
         if code:
             sys.exit(code)
+
+
+@contextmanager
+def _unchanged(stream: OutputWrapper) -> Iterator[None]:
+    """What is written has no line end but its own, and is no error: it may be a bar."""
+    ending, style_func = stream.ending, stream.style_func
+    stream.ending, stream.style_func = "", None
+    try:
+        yield
+    finally:
+        stream.ending, stream.style_func = ending, style_func
