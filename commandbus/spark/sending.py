@@ -50,8 +50,8 @@ def send(df: DataFrame, *, show: Show | None = None, **options: object) -> Job:
         raise CommandBusError(f"job {job_id!r} was pruned as soon as it had ended")
     if job.run != last_run + 1 or job.status != "COMPLETED":
         raise SparkJobRefusedError(
-            f"somebody else has begun job {job_id!r} at the same time, so nobody knows what became of this run; look "
-            f"after the other one, or begin it again when that has ended"
+            f"job {job_id!r} was begun more than once at the same time, by somebody else or because a connection was "
+            f"lost, so nobody knows what became of this run; begin it again when it runs no more: nothing is sent twice"
         )
     return job
 

@@ -142,7 +142,7 @@ def test_send_does_not_take_the_run_of_somebody_else_for_its_own(
         return find_job(session, job_id)
 
     monkeypatch.setattr("commandbus.spark.sending.find_job", late)
-    with pytest.raises(SparkJobRefusedError, match="somebody else has begun job 'job' at the same time"):
+    with pytest.raises(SparkJobRefusedError, match="job 'job' was begun more than once at the same time"):
         send(frame(spark), url=url, domain="orders", job_id="job")
 
 
